@@ -165,7 +165,7 @@ void LogDevice(const Device& device, const Options& options, const std::string& 
   }
 }
 
-// What the server may take, and warnings of flags that ask for more than there is.
+// The memory that the server may take, and warnings of flags that ask for more than there is.
 void LogMemory(const Options& options, const std::vector<std::unique_ptr<Device>>& devices) {
   const Budgets& budgets = options.budgets;
   const int64_t there = options.memory.bytes;

@@ -52,11 +52,10 @@ ABSL_FLAG(std::string, local_listen, "",
           "Path of a Unix socket for clients on this host, whose requests then come through "
           "shared memory instead of gRPC. The user id of a client's process is its identity. "
           "Empty: no such socket.");
-ABSL_FLAG(
-    std::string, unix_socket_mode, "0660",
-    "Permissions of the Unix sockets of --listen and --local_listen, whatever the umask is. "
-    "Who may write the file may connect: 0600 is the server's user alone, 0660 its group too, "
-    "0666 every user who can reach the folder.");
+ABSL_FLAG(std::string, unix_socket_mode, "0660",
+          "Permissions of the Unix sockets of --listen and --local_listen, whatever the umask is. "
+          "Users who may write the file may connect: 0600 is the server's user alone, 0660 its "
+          "group too, 0666 every user who can reach the folder.");
 ABSL_FLAG(
     std::string, unix_socket_group, "",
     "Group of these sockets, a name or a number. The server must be in it, or be root. Empty: "
@@ -90,16 +89,14 @@ ABSL_FLAG(
     "flashcore-client. Anybody can claim any name.");
 ABSL_FLAG(
     std::vector<std::string>, trusted_proxies, {},
-    "Identities of proxies, such as cert:envoy.example or uid:NUMBER, that call for clients "
-    "of theirs. "
-    "The client is the one that the proxy names in the header x-forwarded-client-cert. From "
-    "anybody else the header is ignored. Who comes from a host:ADDRESS or is a uid:NUMBER of this "
-    "list is not banned for floods.");
+    "Identities of proxies that call for their own clients, such as cert:envoy.example or "
+    "uid:NUMBER. A proxy names its client in the header x-forwarded-client-cert; from other "
+    "callers the header is ignored. Listed host: and uid: callers are never banned for floods.");
 ABSL_FLAG(int32_t, max_connections, 1024,
           "Limit of open connections. TCP addresses, unix: addresses and the local socket, those "
-          "that are served, each have an equal part. For one more, whoever has most there gives "
-          "one up: one that has sent nothing, else one without calls, else any. Lowered if the "
-          "process may open too few files.");
+          "that are served, each have an equal part. For one more, the host or user with the most "
+          "connections there gives one up: one that has sent nothing, else one without calls, else "
+          "any. Lowered if the process may open too few files.");
 ABSL_FLAG(int32_t, max_connections_per_host, 256,
           "Limit of open connections, on each of TCP, unix: and the local socket, of one IPv4 "
           "address, one IPv6 /64 network, or one user of this host, over loopback too. One more "
@@ -137,9 +134,10 @@ ABSL_FLAG(int64_t, max_queue_delay_us, 0,
           "Microseconds that a request may wait for others to share its batch while a lane is "
           "idle. 0: it does not wait.");
 
-ABSL_FLAG(std::string, device, "auto",
-          "What to compute on: cpu; cuda:N, or several with commas between them; or auto: cuda:0 "
-          "if it can be used, else the CPU.");
+ABSL_FLAG(
+    std::string, device, "auto",
+    "Devices to compute on: cpu; cuda:N, or several with commas between them; or auto: cuda:0 "
+    "if it can be used, else the CPU.");
 ABSL_FLAG(std::string, accumulate, "float32",
           "Type in which kernels sum: float32, or float16 (GPUs only, FP16 only). float16 is less "
           "exact and can overflow.");
@@ -191,12 +189,11 @@ ABSL_FLAG(
     "memory of the container or machine if that is less, but for each at least twice "
     "--max_message_bytes.");
 ABSL_FLAG(int64_t, client_staging_bytes, 0,
-          "Limit of the staging memory of one client, results that it has not read included, for "
-          "each device. A request beyond it waits for --staging_wait_ms and then gets "
-          "RESOURCE_EXHAUSTED. If unread results leave no room for another client, the RPCs of the "
-          "oldest of the client with most are cancelled. 0: a quarter of --staging_memory_bytes, "
-          "or twice "
-          "--max_message_bytes if that is more.");
+          "Limit of the staging memory of one client, for each device. Results that it has not "
+          "read count. A request beyond it waits for --staging_wait_ms and then gets "
+          "RESOURCE_EXHAUSTED. If unread results leave no room for another client, the client with "
+          "the most loses its oldest: their RPCs are cancelled. 0: a quarter of "
+          "--staging_memory_bytes, or twice --max_message_bytes if that is more.");
 ABSL_FLAG(
     int64_t, unsent_reply_bytes, 0,
     "Limit of the memory for replies that clients have not read, without the staging memory "
@@ -207,11 +204,12 @@ ABSL_FLAG(
 ABSL_FLAG(double, reply_timeout_s, 20,
           "Seconds that a client may take to read a reply. Then the RPC is cancelled, or the "
           "connection on --local_listen closed, and the reply's memory is released.");
-ABSL_FLAG(int32_t, staging_wait_ms, 500,
-          "Milliseconds that a request waits for staging memory while it is full, in arrival "
-          "order, before it gets RESOURCE_EXHAUSTED. Waiting requests hold at most half of "
-          "--transport_memory_bytes; beyond it, the newest of the client with most is refused. 0: "
-          "do not wait.");
+ABSL_FLAG(
+    int32_t, staging_wait_ms, 500,
+    "Milliseconds that a request waits for staging memory while it is full, in arrival "
+    "order, before it gets RESOURCE_EXHAUSTED. Waiting requests hold at most half of "
+    "--transport_memory_bytes; beyond it, the newest of the client with the most is refused. 0: "
+    "do not wait.");
 ABSL_FLAG(
     int64_t, transport_memory_bytes, 0,
     "Limit of the memory for messages being received, over all gRPC connections. Beyond it, "
@@ -224,9 +222,9 @@ ABSL_FLAG(
     int64_t, shared_memory_bytes, 0,
     "Limit of the memory that all clients of the local socket share with the server; one client "
     "gets half of it, see --client_kv_bytes. Beyond it, the client that shares the most loses the "
-    "connection of its newest region, unless the new one would have it share as much. As much "
-    "again may be mapped until the requests of such connections end. With a GPU, it is pinned. "
-    "0: 1 GiB, or 1/8 of the memory of the container or machine if that is less.");
+    "connection of its newest region, unless the client that asks would then share as much. As "
+    "much again may be mapped until the requests of such connections end. With a GPU, it is "
+    "pinned. 0: 1 GiB, or 1/8 of the memory of the container or machine if that is less.");
 
 ABSL_FLAG(int64_t, max_message_bytes, 0,
           "Size limit of one gRPC message. 0: 64 MiB, or 1/16 of the memory of the container or "

@@ -1,4 +1,4 @@
-// What the server needs of the process that runs it.
+// The server's needs of the process that runs it.
 #ifndef FLASHCORE_SERVER_PROCESS_NEEDS_H_
 #define FLASHCORE_SERVER_PROCESS_NEEDS_H_
 

@@ -35,7 +35,7 @@ def slug(heading):
 
 @functools.lru_cache(maxsize=None)
 def anchors(path):
-    """All anchors of a Markdown file. Of equal headings, the second gets -1, and so on."""
+    """All anchors of a Markdown file. Among equal headings, the second gets -1, and so on."""
     text = FENCE.sub("", path.read_text())
     found, seen = set(HTML_ANCHOR.findall(text)), {}
     for heading in HEADING.findall(text):
@@ -71,7 +71,7 @@ def links(text):
 
 
 def problem(root, path, target):
-    """What is wrong with a link in the file `path`; None if nothing is."""
+    """The error in a link in the file `path`; None if there is none."""
     if ELSEWHERE.match(target):
         return None
     name, _, anchor = target.partition("#")

@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 EXCUSE = "gate: "
-# What a line of the gate may not have, and why.
+# The patterns that a line of the gate may not have, and why.
 SLEEP = (r"\btime\.sleep\(|\bsleep_for\(|\bsleep_until\(|\bSleepFor\(|\busleep\(|\bnanosleep\(",
          "sleeps: wait for a state or an event")
 PYTHON = [

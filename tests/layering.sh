@@ -2,10 +2,10 @@
 # Fails on an include, or a forward declaration, that goes against the layers. The headers of all
 # packages are in /usr/include, so the build alone does not stop a wrong include.
 #
-#   server/: main -> transport -> engine -> device -> kv -> request -> memory -> base
+#   server/: main -> transport -> engine -> device -> kv -> access -> request -> memory -> sharing -> base
 #            A layer may include itself, every layer to its right, and telemetry.
-#   server/transport: server.h -> grpc/, local/ -> the other files -> access/
-#   proto <- transport, client        client/c -> client/cpp/local        client/cli -> kernels/reference (to verify)
+#   server/transport: server.h -> grpc/, local/ -> rpc/        grpc/: -> grpc/guard/
+#   proto <- transport, client        client/c, client/cpp -> client/local        client/cli -> kernels/reference (to verify)
 #   client/include, what users see, includes nothing that is not installed. client/c knows flashcore/c.h of it.
 set -euo pipefail
 cd "${1:-$(dirname "$0")/..}"
@@ -25,7 +25,7 @@ forbid() {
 
 forbid kernels 'grpc|google/|absl/|prometheus/|flashcore/|proto/|server/|client/|tests/' \
   'may include only CUDA, Highway and itself'
-forbid server/telemetry 'grpc|google/|flashcore/|proto/wire/(fields|frames|grpc|message|ring)|kernels/|server/(memory|request|kv|device|engine|transport)|server/[a-z_]+\.h|client/|tests/' \
+forbid server/telemetry 'grpc|google/|flashcore/|proto/wire/(fields|frames|grpc|message|ring)|kernels/|server/(sharing|memory|request|access|kv|device|engine|transport)|server/[a-z_]+\.h|client/|tests/' \
   'may not know gRPC or what it measures'
 
 # forbid_hidden FOLDER BELOW...: a class that FOLDER declares, it or a folder of BELOW defines.
@@ -39,7 +39,7 @@ forbid_hidden() {
 }
 
 above='transport' # the layers above the current one, as a regex
-below=(transport engine device kv request memory base)
+below=(transport engine device kv access request memory sharing base)
 forbid_hidden "${below[@]/#/server/}" server/telemetry
 for layer in "${below[@]:1}"; do
   below=("${below[@]:1}") # from this layer down
@@ -49,8 +49,11 @@ for layer in "${below[@]:1}"; do
   forbid_hidden "${below[@]/#/server/}" server/telemetry
   above+="|$layer"
 done
-forbid server/transport/access 'server/transport/[a-z_]+\.h|server/transport/(grpc|local)/' \
-  'says who calls, to all transports'
+forbid server/transport/rpc 'server/transport/(server\.h|grpc/|local/)' 'is what all transports share'
+for neutral in rpc local; do
+  forbid "server/transport/$neutral" 'grpc(pp)?/|proto/wire/grpc_|.*\.grpc\.pb\.h' 'knows no gRPC'
+done
+forbid server/transport/grpc/guard 'server/transport/grpc/[a-z_]+\.h' 'stands between the network and gRPC'
 for transport in grpc:local local:grpc; do
   forbid "server/transport/${transport%:*}" "server/transport/(${transport#*:}/|server\.h)" \
     'knows no other transport'
@@ -63,8 +66,18 @@ forbid proto 'prometheus/|kernels/|server/|client/|flashcore/[a-z_]+\.h|tests/' 
 forbid client/include 'prometheus/|kernels/|server/|client/|proto/|tests/|flashcore/v1/(debug|local)|.*\.grpc\.pb\.h' \
   'is public: it may include only what is installed with it, and gRPC and Abseil'
 forbid client/cpp 'prometheus/|kernels/|server/|client/cli|tests/' 'knows only the contract'
-forbid client/c 'grpc|google/|absl/|flashcore/v1/|prometheus/|kernels/|server/|client/cpp/[a-z_]+\.h|flashcore/[a-z_]{2,}\.h|client/cli|tests/' \
-  'knows only the local socket, and needs nothing but the C++ runtime'
+for folder in client/c client/local; do
+  forbid $folder 'grpc|google/|absl/|flashcore/v1/|prometheus/|kernels/|server/|client/cpp/|flashcore/[a-z_]{2,}\.h|client/cli|tests/' \
+    'knows only the local socket, and needs nothing but the C++ runtime'
+done
+forbid client/local 'client/c/|flashcore/' 'is below the libraries'
+for transport in grpc:local local:grpc; do
+  forbid "client/cpp/${transport%:*}" "client/cpp/${transport#*:}/" 'knows no other transport'
+done
+if grep -nE '#include "client/cpp/(grpc|local)/' client/cpp/*.h client/cpp/*.cc | grep -v '^client/cpp/connection.cc:'; then
+  echo 'layering: client/cpp knows its transports by transport.h alone'
+  failures=1
+fi
 forbid client/cli 'prometheus/|kernels/(cpu|cuda|sm[0-9]+|plan|registry)|server/|tests/' \
   'knows the contract, the client library and the reference'
 

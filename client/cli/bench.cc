@@ -146,7 +146,7 @@ double RequestFlop(const LoadOptions& options) {
          AttentionFlop(options.shape, span.query_rows, span.kv_rows);
 }
 
-// What is wrong with the flags; null if nothing is.
+// The error in the flags; null if there is none.
 const char* FindProblem(const LoadOptions& options) {
   const ResidentOptions& resident = options.resident;
   const bool attend = options.mode == BenchMode::kAttend;

@@ -108,7 +108,7 @@ std::string KindSummary(const std::string& name, const Json& kind) {
       number("request_bytes"), number("response_bytes"));
 }
 
-// What was run: every scalar of the report up to the first kind's numbers.
+// The run's settings: every scalar of the report up to the first kind's numbers.
 std::string Header(const Json& report) {
   std::string out;
   for (const auto& [key, value] : report.items()) {

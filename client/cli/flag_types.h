@@ -55,7 +55,7 @@ struct SequenceIds {
 bool AbslParseFlag(absl::string_view text, SequenceIds* ids, std::string* error);
 std::string AbslUnparseFlag(const SequenceIds& ids);
 
-// What a load sends: inline requests, steps of resident sequences, or both kinds of steps.
+// The requests of a load: inline requests, steps of resident sequences, or both kinds of steps.
 // "attend" | "decode" | "prefill" | "mixed".
 enum class BenchMode : uint8_t { kAttend, kDecode, kPrefill, kMixed };
 bool AbslParseFlag(absl::string_view text, BenchMode* mode, std::string* error);

@@ -11,7 +11,7 @@
 // request belongs to the turn in which it starts, and a thread's turn lasts until its last request
 // has been answered and checked.
 //
-// What counts, on a monotonic clock:
+// Times, on a monotonic clock:
 //   measured window      from the end of the warmup to the end of the load, or its interruption
 //   turn time of a kind  wall time of its turns in the window: all of the window if it is alone.
 //                        The mean over the threads that send it
@@ -52,7 +52,7 @@ struct LoadClock {
   };
 };
 
-// Of a load on resident sequences.
+// Options of a load on resident sequences.
 struct ResidentOptions {
   int64_t sequences = 1;          // shared out among the threads
   uint32_t context = 512;         // rows

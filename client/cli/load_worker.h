@@ -23,7 +23,7 @@ namespace flashcore::cli {
 
 inline constexpr std::chrono::milliseconds kTurn(50);
 
-// What the workers share. The times are set after the setup, before the workers run.
+// State that the workers share. The times are set after the setup, before the workers run.
 struct Shared {
   const LoadOptions& options;
   const std::atomic<bool>& interrupted;   // by a signal

@@ -77,7 +77,7 @@ void ShareRows(const AttendRequest& request, uint64_t rows, std::vector<uint16_t
   }
 }
 
-// The largest |V| of a span. Of 8-bit K/V, whose scales are rounded up, an upper bound that is at
+// The largest |V| of a span. For 8-bit K/V, whose scales are rounded up, it is an upper bound at
 // most 1/128 too large.
 double LargestValue(const kernels::Geometry& g, const kernels::KvView& kv) {
   float largest = 0;

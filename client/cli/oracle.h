@@ -109,7 +109,7 @@ struct Errors {
   double products_rms = 0;
   double products_lse = 0;
 
-  // Of the server's errors to those of unfused attention and of products; 1 if both are 0.
+  // The server's errors over those of unfused attention and of products; 1 if both are 0.
   double Ratio() const { return server == 0 && unfused == 0 ? 1 : server / (unfused + products); }
   double RmsRatio() const {
     return server_rms == 0 && unfused_rms == 0 ? 1 : server_rms / (unfused_rms + products_rms);

@@ -1,4 +1,4 @@
-// What products of INT8 codes may cost: see Precision in flashcore/attend.h.
+// The error that products of INT8 codes may have: see Precision in flashcore/attend.h.
 #ifndef FLASHCORE_CLIENT_CLI_PRODUCT_ERRORS_H_
 #define FLASHCORE_CLIENT_CLI_PRODUCT_ERRORS_H_
 

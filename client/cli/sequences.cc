@@ -36,7 +36,7 @@ std::string Lengths(const v1::SequenceInfo& info) {
   return *low == *high ? absl::StrCat(*low) : absl::StrCat(*low, "..", *high);
 }
 
-// Who may read it besides its owner.
+// The clients that may read it besides its owner.
 std::string SharedWith(const v1::SequenceInfo& info) {
   return info.shared() ? "all" : info.group().empty() ? "-" : info.group();
 }

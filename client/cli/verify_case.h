@@ -16,7 +16,7 @@ namespace flashcore::cli {
 
 inline constexpr uint32_t kMaxVerifyRows = 33000;  // K/V rows of the longest span
 
-// What the server can compute and hold.
+// The server's abilities and memory.
 struct Abilities {
   explicit Abilities(const v1::GetServerInfoResponse& info);
 

@@ -1,4 +1,4 @@
-// What one worker of a load sends: one request after the other, with checks of the replies.
+// The requests of one worker of a load: one after the other, with checks of the replies.
 #ifndef FLASHCORE_CLIENT_CLI_WORKLOAD_H_
 #define FLASHCORE_CLIENT_CLI_WORKLOAD_H_
 

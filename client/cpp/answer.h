@@ -18,7 +18,8 @@
 
 namespace flashcore::client {
 
-// What a response has besides its tensors and its status. The byte counts and attempts stay.
+// Sets the fields of a response other than its tensors and its status. The byte counts and attempts
+// stay.
 void SetResult(const v1::AttendResponse& response, AttendResult* result);
 
 // INTERNAL unless the lengths are those in `want`, where they are set.

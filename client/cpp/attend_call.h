@@ -2,9 +2,7 @@
 #ifndef FLASHCORE_CLIENT_CPP_ATTEND_CALL_H_
 #define FLASHCORE_CLIENT_CPP_ATTEND_CALL_H_
 
-#include <functional>
 #include <memory>
-#include <string>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -13,12 +11,11 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/cpp/connection.h"
+#include "client/cpp/transport.h"
 #include "flashcore/attend.h"
 #include "grpcpp/alarm.h"
 
 namespace flashcore {
-
-inline constexpr char kAttendMethod[] = "/flashcore.v1.AttentionService/Attend";
 
 namespace client {
 
@@ -26,28 +23,10 @@ namespace client {
 absl::Status CallAttend(const Connection& connection, const AttendRequest& request,
                         AttendResult* result, const CallOptions& call);
 
-// How the attempts of one asynchronous request travel. Start is called for one attempt after the
-// other, Cancel from any thread.
-class Attempts {
- public:
-  using Done = std::function<void(absl::Status, AttendResult)>;
-
-  virtual ~Attempts() = default;
-  // `done` runs once, on a thread of the transport, or on this one if nothing could be sent.
-  virtual void Start(Done done) = 0;
-  // The attempt that runs, and any later one, ends with CANCELLED unless it has ended.
-  virtual void Cancel() = 0;
-  virtual size_t request_bytes() const = 0;  // of the message
-};
-
-// Takes a copy of `request`, except for tensors in shared memory, its output and its LSE.
-absl::StatusOr<std::unique_ptr<Attempts>> MakeAttempts(
-    const std::shared_ptr<const Connection>& connection, const AttendRequest& request,
-    absl::Time deadline, const std::string& affinity);
-// The same, of a connection whose target is local.
-absl::StatusOr<std::unique_ptr<Attempts>> MakeLocalAttempts(
-    const std::shared_ptr<const Connection>& connection, const AttendRequest& request,
-    absl::Time deadline);
+// Those of Client::AttendAsync; see Transport. `call` has its deadline.
+absl::StatusOr<std::unique_ptr<Attempts>> MakeAttempts(const Connection& connection,
+                                                       const AttendRequest& request,
+                                                       const CallOptions& call);
 
 }  // namespace client
 

@@ -4,19 +4,11 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
-#include "client/cpp/answer.h"
 #include "client/cpp/attend_call.h"
 #include "client/cpp/connection.h"
-#include "client/cpp/encode.h"
-#include "client/cpp/local/link.h"
 
 namespace flashcore {
 
-using Stub = v1::AttentionService::Stub;
-
-constexpr char kEchoMethod[] = "/flashcore.v1.DebugService/Echo";
-constexpr char kHealthMethod[] = "/grpc.health.v1.Health/Check";
-constexpr absl::Duration kConnectPause = absl::Milliseconds(20);
 constexpr uint32_t kPageSize = 1000;  // of ListSequences, the most that a server gives
 
 Client::Client(std::shared_ptr<const client::Connection> connection)
@@ -40,7 +32,7 @@ CallHandle Client::AttendAsync(const AttendRequest& request, AttendCallback done
                                const CallOptions& call) {
   AttendCall::Args args;
   args.deadline = connection_->Deadline(call);
-  auto attempts = client::MakeAttempts(connection_, request, args.deadline, call.affinity);
+  auto attempts = client::MakeAttempts(*connection_, request, {args.deadline, call.affinity});
   if (!attempts.ok()) {
     done(attempts.status(), {});
     return {};
@@ -69,9 +61,10 @@ std::unique_ptr<AttendStream> Client::OpenStream(const StreamOptions& options) {
 
 absl::StatusOr<v1::GetServerInfoResponse> Client::GetServerInfo(const CallOptions& call) {
   absl::StatusOr<v1::GetServerInfoResponse> info =
-      connection_->Call(&Stub::GetServerInfo, {}, /*safe_to_repeat=*/true, call);
+      connection_->Call<v1::GetServerInfoResponse>(v1::GetServerInfoRequest(),
+                                                   /*safe_to_repeat=*/true, call);
   if (info.ok() && info->limits().max_message_bytes() > 0) {
-    connection_->SetServerMessageBytes(info->limits().max_message_bytes());
+    connection_->transport().SetServerMessageBytes(info->limits().max_message_bytes());
   }
   return info;
 }
@@ -92,7 +85,7 @@ absl::StatusOr<std::vector<v1::SequenceInfo>> Client::ListSequences(const CallOp
   request.set_page_size(kPageSize);
   while (true) {
     absl::StatusOr<v1::ListSequencesResponse> page =
-        connection_->Call(&Stub::ListSequences, request, /*safe_to_repeat=*/true, whole);
+        connection_->Call<v1::ListSequencesResponse>(request, /*safe_to_repeat=*/true, whole);
     if (!page.ok()) return page.status();
     for (v1::SequenceInfo& info : *page->mutable_sequences()) {
       sequences.push_back(std::move(info));
@@ -108,66 +101,25 @@ absl::StatusOr<std::vector<v1::SequenceInfo>> Client::ListSequences(const CallOp
 absl::Status Client::Echo(absl::Span<const std::byte> payload, absl::Span<std::byte> reply,
                           const CallOptions& call) {
   if (absl::Status status = connection_->CheckProcess(); !status.ok()) return status;
-  client::BorrowedMemory borrowed;  // outlives the message
-  const client::EncodedRequest encoded = client::EncodeEcho("", payload, reply, &borrowed);
-  grpc::ByteBuffer response;
-  connection_->AwaitConnection(connection_->Deadline(call));
-  absl::Status status = connection_->CallBytes(kEchoMethod, call, encoded.message, &response);
-  if (!status.ok()) return status;
-  const absl::StatusOr<client::Answer> answer = client::ParseEcho(response);
-  return answer.ok() ? client::CopyAnswer(response, *answer, encoded.destination) : answer.status();
+  const CallOptions whole = {connection_->Deadline(call), call.affinity};
+  connection_->transport().AwaitConnection(*whole.deadline);
+  return connection_->transport().Echo(payload, reply, whole);
 }
 
 std::unique_ptr<EchoStream> Client::OpenEchoStream(const StreamOptions& options) {
   return EchoStream::Open(connection_, options);
 }
 
-// HealthCheckRequest { string service = 1 } and HealthCheckResponse { ServingStatus status = 1 }:
-// Debian's gRPC ships no generated header for them.
 absl::StatusOr<HealthStatus> Client::CheckHealth(absl::string_view service,
                                                  const CallOptions& call) {
   if (absl::Status status = connection_->CheckProcess(); !status.ok()) return status;
-  if (connection_->local() != nullptr) return CheckLocalHealth(service, call);
-  connection_->AwaitConnection(connection_->Deadline(call));
-  const grpc::Slice slice(wire::FieldHeader(1, service.size()) + std::string(service));
-  grpc::ByteBuffer response;
-  absl::Status status =
-      connection_->CallBytes(kHealthMethod, call, grpc::ByteBuffer(&slice, 1), &response);
-  if (!status.ok()) return status;
-  // One varint field of one byte; an empty message is its default, UNKNOWN.
-  std::string fields;
-  status = wire::SplitMessage(response, /*max_small_bytes=*/1024, {}, &fields);
-  if (!status.ok()) return absl::InternalError(absl::StrCat("reply: ", status.message()));
-  HealthStatus health = HealthStatus::kUnknown;
-  if (fields.size() >= 2 && fields[0] == 0x08) {
-    if (fields[1] == 1) health = HealthStatus::kServing;
-    if (fields[1] == 2) health = HealthStatus::kNotServing;
-  }
-  return health;
-}
-
-// The local socket has no health service. A server that drains answers UNAVAILABLE.
-absl::StatusOr<HealthStatus> Client::CheckLocalHealth(absl::string_view service,
-                                                      const CallOptions& call) {
-  if (!service.empty() && service != v1::AttentionService::service_full_name()) {
-    return absl::NotFoundError(absl::StrCat("service: '", service, "' is unknown"));
-  }
-  const auto reply = connection_->local()->Call(
-      "GetServerInfo", v1::GetServerInfoRequest().SerializeAsString(), connection_->Deadline(call));
-  if (!reply.ok()) return reply.status();
-  return HealthStatus::kServing;
+  const CallOptions whole = {connection_->Deadline(call), call.affinity};
+  connection_->transport().AwaitConnection(*whole.deadline);
+  return connection_->transport().CheckHealth(service, whole);
 }
 
 bool Client::WaitForConnected(absl::Time deadline) {
-  if (!connection_->OfThisProcess()) return false;
-  if (connection_->local() != nullptr) {
-    while (true) {
-      if (connection_->local()->Connect(deadline).ok()) return true;
-      if (absl::Now() + kConnectPause >= deadline) return false;
-      absl::SleepFor(kConnectPause);
-    }
-  }
-  return connection_->channel()->WaitForConnected(client::ToGrpc(deadline));
+  return connection_->OfThisProcess() && connection_->transport().WaitForConnected(deadline);
 }
 
 }  // namespace flashcore

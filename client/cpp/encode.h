@@ -29,7 +29,7 @@ Precision FromProto(v1::Precision precision);  // unknown: 16 bits
 struct Destination {
   absl::Span<std::byte> output;
   absl::Span<float> lse;  // empty: not requested
-  // What AttendResponse.sequence_lengths must be, [spans]. Unset: any, because the length before
+  // The expected AttendResponse.sequence_lengths, [spans]. Unset: any, because the length before
   // the append is not known. Empty, as all K/V is inline: that must be empty, too.
   std::vector<std::optional<uint64_t>> sequence_lengths;
 };

@@ -35,7 +35,8 @@ absl::Status FromGrpc(const grpc::Status& status) {
       message.message() == "Deadline Exceeded") {  // of this client's gRPC
     message.set_message(kNoAnswer);
   }
-  // Of this client's gRPC, of a proxy, or of a server that does not say it itself.
+  // The message is from this client's gRPC, from a proxy, or from a server that does not say it
+  // itself.
   if (status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
       absl::StrContains(message.message(), "message larger than max")) {
     absl::StrAppend(message.mutable_message(),

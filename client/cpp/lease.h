@@ -14,9 +14,7 @@
 namespace flashcore::client {
 
 class Connection;
-namespace local {
-class Session;
-}
+class HeldLease;
 
 // Over gRPC an open HoldLease, over the local socket that of the connection. Opened with the first
 // use, and again with the first use after it has ended. Ends when it is destroyed. Thread-safe.
@@ -28,8 +26,8 @@ class Lease {
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
 
-  // The affinity of a sequence that should have `wanted`; empty: that of the lease. The lease has
-  // the first one that is wanted.
+  // Returns the affinity for a new sequence: `wanted`, or the lease's if empty. The first `wanted`
+  // becomes the lease's.
   std::string Affinity(const std::string& wanted) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Its id. Opens it if there is none: blocks until then, at most until `deadline`.
@@ -38,27 +36,11 @@ class Lease {
   void Forget(const std::string& id) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  struct Call;
-  struct Held {
-    std::string id;              // empty: none
-    std::unique_ptr<Call> call;  // over gRPC
-    std::weak_ptr<local::Session> session;
-
-    Held();
-    Held(Held&&) noexcept;
-    Held& operator=(Held&&) noexcept;
-    ~Held();
-    bool ended() const;  // so far as is known
-  };
-
-  absl::StatusOr<Held> Open(const std::string& affinity, absl::Time deadline) const;
-  absl::StatusOr<Held> OpenLocally(absl::Time deadline) const;
-
   const Connection& connection_;
   absl::Mutex mutex_;
   std::string affinity_ ABSL_GUARDED_BY(mutex_);
-  bool opening_ ABSL_GUARDED_BY(mutex_) = false;  // by one thread, which others wait for
-  Held held_ ABSL_GUARDED_BY(mutex_);
+  bool opening_ ABSL_GUARDED_BY(mutex_) = false;             // by one thread, which others wait for
+  std::unique_ptr<HeldLease> held_ ABSL_GUARDED_BY(mutex_);  // null: none
 };
 
 // Whether `status` is that of an operation that named a lease which the server does not know.

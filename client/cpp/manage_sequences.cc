@@ -14,7 +14,6 @@
 #include "client/cpp/sequence_calls.h"
 #include "client/cpp/status.h"
 #include "flashcore/client.h"
-#include "flashcore/v1/attention.grpc.pb.h"
 
 namespace flashcore {
 
@@ -97,8 +96,8 @@ absl::StatusOr<std::vector<SequenceResult>> Client::ManageSequences(
   }
   int attempts = 0;
   absl::StatusOr<v1::ManageSequencesResponse> response =
-      connection_->Call(&v1::AttentionService::Stub::ManageSequences, request,
-                        /*safe_to_repeat=*/!makes, routed, &attempts);
+      connection_->Call<v1::ManageSequencesResponse>(request,
+                                                     /*safe_to_repeat=*/!makes, routed, &attempts);
   if (!response.ok()) return response.status();
   if (response->results_size() != request.operations_size()) {
     return absl::InternalError(absl::StrCat("reply: ", response->results_size(), " results of ",

@@ -178,10 +178,10 @@ std::string TokenFile::Token() {
 namespace {
 
 constexpr char kEnvironmentPrefix[] = "FLASHCORE_CLIENT_";
-// Of the server's flags --client_kv_bytes and so on.
+// Names of the server's flags, --client_kv_bytes and so on.
 constexpr absl::string_view kOfServer[] = {"KV_BYTES", "SEQUENCES", "STAGING_BYTES"};
 
-// Of a variable that is misspelt, which would leave a client without a token or TLS.
+// Warns of a misspelt variable, which would leave a client without a token or TLS.
 void WarnOnce(absl::string_view name) {
   if (std::find(std::begin(kOfServer), std::end(kOfServer), name) != std::end(kOfServer)) return;
   static absl::Mutex mutex(absl::kConstInit);

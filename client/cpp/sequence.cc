@@ -1,8 +1,5 @@
 #include "flashcore/sequence.h"
 
-#include <algorithm>
-#include <array>
-#include <cstring>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -11,25 +8,14 @@
 #include "client/cpp/attend_call.h"
 #include "client/cpp/connection.h"
 #include "client/cpp/encode.h"
-#include "client/cpp/grpc_status.h"
 #include "client/cpp/lease.h"
-#include "client/cpp/local/link.h"
-#include "client/cpp/local/process.h"
+#include "client/cpp/load_rows.h"
 #include "client/cpp/sequence_calls.h"
+#include "client/local/process.h"
 #include "flashcore/error_info.h"
-#include "grpcpp/support/byte_buffer.h"
-#include "grpcpp/support/slice.h"
-#include "proto/wire/grpc_compat.h"
-#include "proto/wire/message.h"
 
 namespace flashcore {
 namespace {
-
-using Stub = v1::AttentionService::Stub;
-
-constexpr char kLoadMethod[] = "/flashcore.v1.AttentionService/LoadSequence";
-constexpr size_t kSmallBytes = 128;  // most bytes of a message without its tensors
-constexpr uint64_t kPageRows = 64;   // of a page of K/V on the server
 
 // The SequenceInfo of a response.
 template <typename Response>
@@ -51,156 +37,17 @@ const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
   return result.status();
 }
 
-// Rows to append to a layer of a sequence. Does not own the tensors.
-struct RowsToLoad {
-  std::string sequence_id;
-  uint32_t layer = 0;
-  std::optional<uint64_t> expected_length;  // of the layer, before the first row
-  Layout layout = Layout::kNHD;
-  uint64_t num_rows = 0;      // at least 1
-  uint32_t num_kv_heads = 0;  // divides the bytes of a row
-  // [num_rows, num_kv_heads, head_dim] or [num_kv_heads, num_rows, head_dim], of equal size.
-  absl::Span<const std::byte> key;
-  absl::Span<const std::byte> value;
-
-  size_t RowBytes() const { return key.size() / num_rows; }
-};
-
-// Copies rows [first, first + count) of one tensor of `rows`, in its layout.
-void CopyRows(const RowsToLoad& rows, absl::Span<const std::byte> tensor, uint64_t first,
-              uint64_t count, void* to) {
-  const size_t row_bytes = rows.RowBytes();
-  const uint32_t heads = rows.layout == Layout::kNHD ? 1 : rows.num_kv_heads;
-  const size_t head_row_bytes = row_bytes / heads;
-  for (uint32_t head = 0; head < heads; ++head) {
-    std::memcpy(static_cast<std::byte*>(to) + head * count * head_row_bytes,
-                tensor.data() + (head * rows.num_rows + first) * head_row_bytes,
-                count * head_row_bytes);
-  }
-}
-
-grpc::Slice CopyRowsToSlice(const RowsToLoad& rows, absl::Span<const std::byte> tensor,
-                            uint64_t first, uint64_t count) {
-  grpc_slice slice = grpc_slice_malloc(count * rows.RowBytes());
-  CopyRows(rows, tensor, first, count, GRPC_SLICE_START_PTR(slice));
-  return grpc::Slice(slice, grpc::Slice::STEAL_REF);
-}
-
-// The fields of a chunk of rows [first, first + count), without tensors.
-v1::LoadSequenceRequest ChunkFields(const RowsToLoad& rows, uint64_t first, uint64_t count) {
-  v1::LoadSequenceRequest small;
-  if (first == 0) small.set_sequence_id(rows.sequence_id);
-  if (rows.expected_length.has_value()) small.set_expected_length(*rows.expected_length + first);
-  small.set_layer(rows.layer);
-  small.set_layout(client::ToProto(rows.layout));
-  small.set_rows(static_cast<uint32_t>(count));
-  return small;
-}
-
-// A LoadSequenceRequest of rows [first, first + count).
-grpc::ByteBuffer EncodeChunk(const RowsToLoad& rows, uint64_t first, uint64_t count) {
-  const grpc::Slice key = CopyRowsToSlice(rows, rows.key, first, count);
-  const grpc::Slice value = CopyRowsToSlice(rows, rows.value, first, count);
-  const std::array<grpc::Slice, 4> slices = {
-      grpc::Slice(ChunkFields(rows, first, count).SerializeAsString() +
-                  wire::FieldHeader(v1::LoadSequenceRequest::kKeyFieldNumber, key.size())),
-      key, grpc::Slice(wire::FieldHeader(v1::LoadSequenceRequest::kValueFieldNumber, value.size())),
-      value};
-  return grpc::ByteBuffer(slices.data(), slices.size());
-}
-
-// Rows in one message of at most `message_bytes`: whole pages, if one fits.
-uint64_t ChunkRows(const RowsToLoad& rows, size_t message_bytes) {
-  const uint64_t fit = (std::max(message_bytes, kSmallBytes) - kSmallBytes) / (2 * rows.RowBytes());
-  return fit >= kPageRows ? fit / kPageRows * kPageRows : std::max<uint64_t>(1, fit);
-}
-
-// The same over the local socket: each chunk is a call of its own, with its tensors in registered
-// memory.
-absl::StatusOr<v1::LoadSequenceResponse> LoadRowsLocally(const client::Connection& connection,
-                                                         const RowsToLoad& rows,
-                                                         absl::Time deadline) {
-  const absl::StatusOr<std::shared_ptr<client::local::Session>> session =
-      connection.local()->Connect(deadline);
-  if (!session.ok()) return session.status();
-  const uint64_t chunk_rows = std::min(ChunkRows(rows, Sequence::kMessageBytes), rows.num_rows);
-  const size_t tensor_bytes = chunk_rows * rows.RowBytes();
-  const size_t value_offset = (tensor_bytes + client::local::Arena::kAlignment - 1) /
-                              client::local::Arena::kAlignment * client::local::Arena::kAlignment;
-  const absl::StatusOr<client::local::Arena::Block> block =
-      (*session)->Allocate(value_offset + tensor_bytes, deadline);
-  if (!block.ok()) return block.status();
-  v1::LoadSequenceResponse response;
-  for (uint64_t first = 0; first < rows.num_rows; first += chunk_rows) {
-    const uint64_t count = std::min(chunk_rows, rows.num_rows - first);
-    v1::LoadSequenceRequest chunk = ChunkFields(rows, first, count);
-    chunk.set_sequence_id(rows.sequence_id);
-    CopyRows(rows, rows.key, first, count, block->data());
-    CopyRows(rows, rows.value, first, count, block->data() + value_offset);
-    const auto set_range = [&](uint64_t offset, v1::MemoryRange* range) {
-      range->set_region_id(block->region_id());
-      range->set_offset(block->offset() + offset);
-      range->set_bytes(count * rows.RowBytes());
-    };
-    set_range(0, chunk.mutable_key_range());
-    set_range(value_offset, chunk.mutable_value_range());
-    const absl::StatusOr<std::string> reply =
-        (*session)->control().Call("LoadSequence", chunk.SerializeAsString(), deadline);
-    if (!reply.ok()) return reply.status();
-    if (!response.ParseFromString(*reply)) {
-      return absl::InternalError("reply: not a LoadSequenceResponse");
-    }
-  }
-  return response;
-}
-
-// One attempt over gRPC. Each message is copied once from the tensors, and gRPC's flow control
-// bounds how many are in flight.
-absl::StatusOr<v1::LoadSequenceResponse> LoadRowsByGrpc(const client::Connection& connection,
-                                                        const RowsToLoad& rows, absl::Time deadline,
-                                                        absl::string_view affinity) {
-  const size_t limit = connection.MaxMessageBytes();
-  if (2 * rows.RowBytes() + kSmallBytes > limit) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "key, value: a row of 2 * ", rows.RowBytes(), " bytes; a message may have at most ", limit,
-        " bytes (max_message_bytes of the client, --max_message_bytes of the server)"));
-  }
-  const uint64_t chunk_rows = ChunkRows(rows, std::min(Sequence::kMessageBytes, limit));
-
-  grpc::ClientContext context;
-  connection.Prepare(deadline, affinity, &context);
-  v1::LoadSequenceResponse response;
-  const auto writer =
-      grpc_compat::OpenWriter(connection.channel().get(), kLoadMethod, &context, &response);
-  uint64_t first = 0;
-  while (first < rows.num_rows) {
-    const uint64_t count = std::min(chunk_rows, rows.num_rows - first);
-    if (!writer->Write(EncodeChunk(rows, first, count))) break;  // Finish has the reason
-    first += count;
-  }
-  if (first == rows.num_rows) writer->WritesDone();
-  absl::Status status = client::FromGrpc(writer->Finish());
-  if (!status.ok()) return status;
-  if (first < rows.num_rows) {
-    return absl::InternalError("the server ended the load before its last rows");
-  }
-  return response;
-}
-
-// Blocks until all rows are appended, in messages of at most kMessageBytes and of at most the
-// client's limit. A row is never split: RESOURCE_EXHAUSTED if one is over the limit. If `rows` has
-// an expected_length, every message carries its own. After an error, the first messages may have
-// taken effect.
+// Appends all rows, in messages of at most kMessageBytes and of at most the client's limit. A row
+// is never split: RESOURCE_EXHAUSTED if one is over the limit. If `rows` has an expected_length,
+// every message carries its own. After an error, the first messages may have taken effect.
 absl::StatusOr<v1::LoadSequenceResponse> LoadRows(const client::Connection& connection,
-                                                  const RowsToLoad& rows, absl::Time deadline,
-                                                  absl::string_view affinity) {
+                                                  const client::RowsToLoad& rows,
+                                                  const CallOptions& call) {
   absl::StatusOr<v1::LoadSequenceResponse> response = v1::LoadSequenceResponse();
   int attempts = 0;
-  absl::Status status =
-      connection.WithRetries(/*safe_to_repeat=*/false, deadline, &attempts, [&]() -> absl::Status {
-        response = connection.local() != nullptr
-                       ? LoadRowsLocally(connection, rows, deadline)
-                       : LoadRowsByGrpc(connection, rows, deadline, affinity);
+  absl::Status status = connection.WithRetries(
+      /*safe_to_repeat=*/false, *call.deadline, &attempts, [&] {
+        response = connection.transport().LoadRows(rows, call);
         return response.status();
       });
   if (!status.ok()) return status;
@@ -209,7 +56,7 @@ absl::StatusOr<v1::LoadSequenceResponse> LoadRows(const client::Connection& conn
 
 }  // namespace
 
-// What a handle refers to.
+// The target of a handle.
 struct Sequence::Resident {
   ConnectionPtr connection;
   std::string id;
@@ -240,7 +87,7 @@ absl::StatusOr<Sequence> Sequence::Create(ConnectionPtr connection, SequenceOpti
   v1::CreateSequenceRequest request = client::CreateMessage(options);
   const auto response = client::WithLease(*connection, routed, [&](const std::string& lease_id) {
     request.set_lease_id(lease_id);
-    return connection->Call(&Stub::CreateSequence, request, /*safe_to_repeat=*/false, routed);
+    return connection->Call<v1::CreateSequenceResponse>(request, /*safe_to_repeat=*/false, routed);
   });
   if (!response.ok()) return response.status();
   absl::Status status = client::CheckReplyId(response->sequence_id());
@@ -333,15 +180,15 @@ absl::StatusOr<v1::SequenceInfo> Sequence::Append(uint32_t layer, absl::Span<con
         " bytes; want the same number of rows of ", row_bytes, " bytes in both, at least 1"));
   }
   return WithReload(call, [&](const Resident& now, const CallOptions& routed) {
-    const RowsToLoad rows = {now.id,
-                             layer,
-                             expected_length,
-                             layout,
-                             /*num_rows=*/key.size() / row_bytes,
-                             now.options.num_kv_heads,
-                             key,
-                             value};
-    return InfoOf(LoadRows(*now.connection, rows, *routed.deadline, routed.affinity));
+    const client::RowsToLoad rows = {now.id,
+                                     layer,
+                                     expected_length,
+                                     layout,
+                                     /*num_rows=*/key.size() / row_bytes,
+                                     now.options.num_kv_heads,
+                                     key,
+                                     value};
+    return InfoOf(LoadRows(*now.connection, rows, routed));
   });
 }
 
@@ -375,8 +222,8 @@ absl::StatusOr<Sequence> Sequence::Fork(const ForkOptions& fork, const CallOptio
         const absl::StatusOr<v1::ForkSequenceResponse> response =
             client::WithLease(*now.connection, routed, [&](const std::string& lease_id) {
               request.set_lease_id(lease_id);
-              return now.connection->Call(&Stub::ForkSequence, request, /*safe_to_repeat=*/false,
-                                          routed);
+              return now.connection->Call<v1::ForkSequenceResponse>(
+                  request, /*safe_to_repeat=*/false, routed);
             });
         if (!response.ok()) return response.status();
         absl::Status status = client::CheckReplyId(response->sequence_id());
@@ -392,8 +239,9 @@ absl::StatusOr<v1::SequenceInfo> Sequence::Truncate(uint64_t length,
   return WithReload(call, [&](const Resident& now, const CallOptions& routed) {
     const auto request = client::TruncateMessage(now.id, length, expected_length);
     int attempts = 0;
-    auto info = InfoOf(now.connection->Call(&Stub::TruncateSequence, request,
-                                            /*safe_to_repeat=*/true, routed, &attempts));
+    auto info = InfoOf(now.connection->Call<v1::TruncateSequenceResponse>(request,
+                                                                          /*safe_to_repeat=*/true,
+                                                                          routed, &attempts));
     return client::TruncateOutcome(*now.connection, request, std::move(info), attempts, routed);
   });
 }
@@ -408,10 +256,11 @@ absl::Status Sequence::Delete(const CallOptions& call) const {
   v1::DeleteSequenceRequest request;
   request.set_sequence_id(now->id);
   int attempts = 0;
-  absl::Status status = now->connection
-                            ->Call(&Stub::DeleteSequence, request, /*safe_to_repeat=*/true,
-                                   {call.deadline, now->options.affinity}, &attempts)
-                            .status();
+  absl::Status status =
+      now->connection
+          ->Call<v1::DeleteSequenceResponse>(request, /*safe_to_repeat=*/true,
+                                             {call.deadline, now->options.affinity}, &attempts)
+          .status();
   return client::DeleteOutcome(status, attempts);
 }
 

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "client/cpp/encode.h"
-#include "flashcore/v1/attention.grpc.pb.h"
 
 namespace flashcore::client {
 
@@ -84,8 +83,8 @@ absl::StatusOr<v1::SequenceInfo> GetInfo(const Connection& connection, absl::str
                                          const CallOptions& call) {
   v1::GetSequenceRequest request;
   request.set_sequence_id(std::string(id));
-  auto response = connection.Call(&v1::AttentionService::Stub::GetSequence, request,
-                                  /*safe_to_repeat=*/true, call);
+  auto response = connection.Call<v1::GetSequenceResponse>(request,
+                                                           /*safe_to_repeat=*/true, call);
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_sequence());
 }

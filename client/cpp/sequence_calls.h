@@ -1,5 +1,4 @@
-// What the calls on one sequence and Client::ManageSequences have in common. Internal to the
-// client.
+// Code that the calls on one sequence and Client::ManageSequences share. Internal to the client.
 #ifndef FLASHCORE_CLIENT_CPP_SEQUENCE_CALLS_H_
 #define FLASHCORE_CLIENT_CPP_SEQUENCE_CALLS_H_
 
@@ -25,7 +24,8 @@ v1::TruncateSequenceRequest TruncateMessage(const std::string& id, uint64_t leng
 
 SequenceOptions OptionsOfFork(SequenceOptions parent, const ForkOptions& fork);
 std::string RandomAffinity();
-// Of a sequence that should have `wanted`; empty: a random one, or that of the client's lease.
+// The affinity of a sequence that should have `wanted`; if that is empty, a random one or that of
+// the client's lease.
 std::string AffinityFor(const Connection& connection, const std::string& wanted);
 
 // The id of the client's lease, for a call that makes sequences; empty without
@@ -53,7 +53,7 @@ absl::Status CheckReplyId(absl::string_view id);
 absl::StatusOr<v1::SequenceInfo> GetInfo(const Connection& connection, absl::string_view id,
                                          const CallOptions& call);
 
-// What `result` means after `attempts` attempts, of which an earlier one may have taken effect.
+// The meaning of `result` after `attempts` attempts, an earlier one of which may have taken effect.
 absl::Status DeleteOutcome(const absl::Status& result, int attempts);
 absl::StatusOr<v1::SequenceInfo> TruncateOutcome(const Connection& connection,
                                                  const v1::TruncateSequenceRequest& request,

@@ -4,7 +4,7 @@
 
 #include "absl/memory/memory.h"
 #include "client/cpp/connection.h"
-#include "client/cpp/local/link.h"
+#include "client/cpp/transport.h"
 
 namespace flashcore {
 
@@ -13,32 +13,25 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create(
     const SharedMemoryOptions& options, const CallOptions& call) {
   if (absl::Status status = connection->CheckProcess(); !status.ok()) return status;
   if (bytes == 0) return absl::InvalidArgumentError("bytes: 0; want at least 1");
-  if (connection->local() == nullptr) {
-    return absl::UnimplementedError(
-        "shared memory needs a local: target, of a server with --local_listen");
-  }
-  absl::StatusOr<std::unique_ptr<client::local::Region>> made =
-      client::local::Region::Create(bytes);
-  if (!made.ok()) return made.status();
-  std::shared_ptr<client::local::Region> region = *std::move(made);
-  const absl::Status status =
-      connection->local()->Add(region, options.inputs_only, connection->Deadline(call));
-  if (!status.ok()) return status;
-  return absl::WrapUnique(new SharedMemory(std::move(connection), std::move(region), bytes));
+  absl::StatusOr<std::shared_ptr<client::local::Memory>> memory =
+      connection->transport().CreateMemory(bytes, options.inputs_only,
+                                           {connection->Deadline(call), call.affinity});
+  if (!memory.ok()) return memory.status();
+  return absl::WrapUnique(new SharedMemory(std::move(connection), *std::move(memory), bytes));
 }
 
 SharedMemory::SharedMemory(std::shared_ptr<const client::Connection> connection,
-                           std::shared_ptr<client::local::Region> region, size_t bytes)
-    : connection_(std::move(connection)), region_(std::move(region)), bytes_(bytes) {}
+                           std::shared_ptr<client::local::Memory> memory, size_t bytes)
+    : connection_(std::move(connection)), memory_(std::move(memory)), bytes_(bytes) {}
 
 SharedMemory::~SharedMemory() {
-  if (connection_->OfThisProcess()) connection_->local()->Remove(region_.get());
+  if (connection_->OfThisProcess()) connection_->transport().RemoveMemory(memory_.get());
 }
 
-std::byte* SharedMemory::data() const { return region_->data(); }
+std::byte* SharedMemory::data() const { return memory_->data(); }
 
 bool SharedMemory::registered() const {
-  return connection_->OfThisProcess() && connection_->local()->Registered(region_.get());
+  return connection_->OfThisProcess() && connection_->transport().HasMemory(memory_.get());
 }
 
 }  // namespace flashcore

@@ -13,7 +13,8 @@ namespace flashcore::client {
 inline constexpr char kNotConnected[] = "failed to connect";
 inline constexpr char kNotResolved[] = "DNS resolution failed";
 
-// Of DEADLINE_EXCEEDED that the client itself found. Connection::ExplainDeadline says more.
+// The message of a DEADLINE_EXCEEDED that the client itself found. Connection::ExplainDeadline says
+// more.
 inline constexpr char kNoAnswer[] = "the server did not answer before the deadline";
 
 // `message.code` can be any number. absl::StatusCode has the codes of gRPC; others become UNKNOWN.

@@ -18,7 +18,7 @@
 namespace flashcore::client {
 namespace {
 
-// What is wrong; empty: nothing.
+// The error; empty if there is none.
 std::string PathProblem(absl::string_view path) {
   constexpr size_t kMaxPathBytes = sizeof(sockaddr_un::sun_path) - 1;
   const bool uri = absl::ConsumePrefix(&path, "//");  // unix:///path

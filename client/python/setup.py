@@ -28,10 +28,10 @@ except ImportError:  # setuptools before 70.1
 
 HERE = pathlib.Path(__file__).resolve().parent
 CONTRACT = "flashcore/v1/attention.proto"
-# What is built of the checkout. A source distribution has its own copy, in the folder `checkout`.
+# The parts of the checkout that are built. A source distribution has its own copy, in the folder `checkout`.
 ROOT = next(root for root in (HERE / "checkout", HERE.parents[1]) if (root / "proto" / CONTRACT).exists())
-SOURCES = (f"proto/{CONTRACT}", "proto/wire/frames.*", "proto/wire/ring.h", "client/c/*",
-           "client/cpp/local/process.*", "client/cpp/local/ring.*", "client/include/flashcore/c.h")
+SOURCES = (f"proto/{CONTRACT}", "proto/wire/frames.*", "proto/wire/ring.h", "proto/wire/start_thread.h",
+           "client/c/*", "client/local/*", "client/include/flashcore/c.h")
 
 
 @functools.lru_cache(maxsize=None)

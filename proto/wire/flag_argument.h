@@ -19,7 +19,7 @@
 
 namespace flashcore {
 
-// What a flag of one of Abseil's types takes: "a whole number".
+// The value that a flag of one of Abseil's types takes: "a whole number".
 inline absl::string_view AllowedValues(const absl::CommandLineFlag& flag) {
   if (flag.IsOfType<bool>()) return "true or false";
   if (flag.IsOfType<absl::Duration>()) return "a time, such as 500ms, 2s or 5m";

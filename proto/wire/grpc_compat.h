@@ -5,7 +5,7 @@
 // but nobody has tested them. Before a limit is raised: read each part in the new version, run all
 // tests, and update this comment.
 //
-//   grpc::internal::BlockingUnaryCall    a unary call on raw messages that polls on the calling
+//   grpc::internal::BlockingUnaryCall    a unary call that polls on the calling
 //                                        thread. The public GenericStub has only callbacks and
 //                                        completion queues, which cost a hand-off between threads.
 //   grpc::internal::RpcMethod            names the method of such a call.
@@ -53,10 +53,11 @@
 
 namespace flashcore::grpc_compat {
 
-// Calls the unary `method` ("/package.Service/Method") and waits on this thread for the reply.
-inline grpc::Status CallUnary(grpc::Channel* channel, const char* method,
-                              grpc::ClientContext* context, const grpc::ByteBuffer& request,
-                              grpc::ByteBuffer* reply) {
+// Calls the unary `method` ("/package.Service/Method") and waits on this thread for the reply. A
+// Message is a grpc::ByteBuffer or a google::protobuf::MessageLite.
+template <typename Message>
+grpc::Status CallUnary(grpc::Channel* channel, const char* method, grpc::ClientContext* context,
+                       const Message& request, Message* reply) {
   const grpc::internal::RpcMethod rpc(method, grpc::internal::RpcMethod::NORMAL_RPC);
   return grpc::internal::BlockingUnaryCall(channel, rpc, context, request, reply);
 }

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/io/coded_stream.h"
+#include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/proto_buffer_reader.h"
 #include "proto/wire/fields.h"
 
@@ -130,6 +131,9 @@ grpc::ByteBuffer* Mutable(const MessageView& message) {
 }
 
 }  // namespace
+
+MessageView::MessageView(const grpc::ByteBuffer& slices)
+    : slices_(&slices), size_(slices.Length()) {}
 
 absl::Status SplitMessage(const MessageView& message, size_t max_small_bytes,
                           absl::Span<LargeField> large, std::string* small) {

@@ -17,16 +17,17 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "grpcpp/support/byte_buffer.h"
-#include "grpcpp/support/slice.h"
+
+namespace grpc {
+class ByteBuffer;
+}
 
 namespace flashcore::wire {
 
 // A serialized message, in gRPC's slices or in one piece of memory, which outlive it.
 class MessageView {
  public:
-  MessageView(const grpc::ByteBuffer& slices)  // NOLINT(google-explicit-constructor)
-      : slices_(&slices), size_(slices.Length()) {}
+  MessageView(const grpc::ByteBuffer& slices);  // NOLINT(google-explicit-constructor)
   explicit MessageView(absl::string_view bytes) : bytes_(bytes), size_(bytes.size()) {}
 
   const grpc::ByteBuffer* slices() const { return slices_; }  // null: in one piece

@@ -80,7 +80,7 @@ struct CompletionSlot {
 };
 static_assert(sizeof(CompletionSlot) == 16);
 
-// Of header and slots.
+// Bytes of header and slots.
 inline constexpr uint64_t RingBytes(uint32_t slots, uint32_t slot_bytes) {
   return sizeof(RingHeader) + uint64_t{2} * slots * slot_bytes;
 }

@@ -88,7 +88,8 @@ std::optional<int64_t> ReadNumber(const std::string& path) {
   return number;
 }
 
-// What a group of version 1 says of those above it, even where no mount shows them.
+// Returns the limit that a version 1 group inherits from those above it, even where no mount shows
+// them.
 std::optional<int64_t> ReadHierarchicalLimit(const std::string& folder) {
   for (absl::string_view line : Lines(folder + "/memory.stat")) {
     int64_t bytes = 0;

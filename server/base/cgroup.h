@@ -1,4 +1,4 @@
-// What the control groups of this process, and so its container, let it have.
+// The limits that the control groups of this process, and so its container, set.
 #ifndef FLASHCORE_SERVER_BASE_CGROUP_H_
 #define FLASHCORE_SERVER_BASE_CGROUP_H_
 

@@ -1,4 +1,4 @@
-// What the signals of the process ask for.
+// The meaning of the process's signals.
 #ifndef FLASHCORE_SERVER_BASE_SIGNAL_POLICY_H_
 #define FLASHCORE_SERVER_BASE_SIGNAL_POLICY_H_
 

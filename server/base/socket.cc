@@ -17,7 +17,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "server/base/passed_files.h"
+#include "server/base/interrupted_waits.h"
 
 namespace flashcore::server {
 namespace {

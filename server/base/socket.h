@@ -64,7 +64,7 @@ std::optional<uid_t> UnixPeerUser(int socket);
 // "::" includes IPv4.
 absl::StatusOr<std::vector<FileDescriptor>> ListenTcp(const std::string& host, int port);
 
-// Who may connect to a Unix socket: those who may write its file.
+// The users that may connect to a Unix socket: those who may write its file.
 struct UnixSocketAccess {
   static constexpr gid_t kProcessGroup = static_cast<gid_t>(-1);  // or that of the folder
 

@@ -20,7 +20,7 @@ constexpr size_t kStackBytes = size_t{2} << 20;
 
 using Body = void* (*)(void*);
 
-// What a thread does, and what it inherits of the one that makes it.
+// A thread's work, and what it inherits from the thread that makes it.
 struct Job {
   Body body = nullptr;
   void* argument = nullptr;
@@ -134,7 +134,7 @@ size_t StackBytes(const pthread_attr_t* attributes) {
   return bytes;
 }
 
-// Of a thread whose maker does not say; pthread_attr_init has it.
+// The stack of a thread whose maker does not set it; pthread_attr_init has it.
 size_t DefaultStackBytes() {
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);

@@ -82,7 +82,7 @@ class CopyQueue {
   const cudaMemcpyKind kind_;
   const cudaStream_t stream_;
   cudaError_t error_ = cudaSuccess;
-  // Of the copy that may still grow.
+  // The copy that may still grow.
   const SharedRegion* region_ = nullptr;
   std::byte* to_ = nullptr;
   const std::byte* from_ = nullptr;

@@ -60,7 +60,7 @@ class CpuDevice final : public Device {
   kernels::ThreadPool threads_;
   DeviceInfo info_;
 
-  // Of the launch under way; reused by the next.
+  // State of the launch under way; reused by the next.
   std::vector<kernels::Span> spans_;
   kernels::PlanCache plans_;
   std::unique_ptr<void, void (*)(void*)> workspace_{nullptr, std::free};

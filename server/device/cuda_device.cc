@@ -20,7 +20,7 @@ namespace {
 constexpr double kKvShareOfFreeMemory = 0.85;
 
 // Half of what the tensor cores of an SM of Ada can do in a cycle. Our kernels reach more: 1,150 on
-// an H200 (kernels/README.md).
+// an H200 (kernels/RESULTS.md).
 constexpr double kFlopPerCycle = 512;
 constexpr double kShareOfBandwidth = 0.7;
 

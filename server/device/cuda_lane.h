@@ -164,7 +164,7 @@ class CudaLane {
   DeviceMemory device_lists_;
   UploadBlock lists_;  // of pinned_lists_ and device_lists_; empty between passes
 
-  // Of the launch under way. Vectors are reused, to keep their memory.
+  // State of the launch under way. Vectors are reused, to keep their memory.
   const kernels::Kernel* kernel_ = nullptr;
   const Launch* launch_ = nullptr;
   bool is_direct_ = false;  // kernels read and write the tensors on the host

@@ -21,7 +21,7 @@
 
 namespace flashcore::server {
 
-// What an engine expects of a device, to plan with: estimates, on the safe side.
+// Properties of a device that an engine plans with: estimates, on the safe side.
 struct DeviceSpeed {
   double flop_per_s = 1e12;   // of attention over many query rows
   double bytes_per_s = 2e12;  // of K/V, over few

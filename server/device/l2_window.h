@@ -14,7 +14,7 @@
 
 namespace flashcore::server {
 
-// What a GPU allows. Both are 0 if its L2 has no persisting lines.
+// The limits of a GPU. Both are 0 if its L2 has no persisting lines.
 struct L2Limits {
   size_t persisting_max_bytes = 0;
   size_t window_max_bytes = 0;  // of one access-policy window

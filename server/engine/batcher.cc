@@ -44,8 +44,8 @@ struct Batcher::Cursor {
   Client* client;
   Queue::iterator next;  // the next operation to look at
 
-  // Order of a heap with the client that goes first on top. Of equally served ones, that is not one
-  // with a long request that has begun: a newcomer waits for one part of it, not for two.
+  // Order of a heap with the client that goes first on top. Ties: a client whose front request has
+  // already begun goes last, so a newcomer waits for one part, not two.
   static bool Later(const Cursor& a, const Cursor& b) {
     const auto order = [](const Cursor& cursor) {
       const Client& of = *cursor.client;
@@ -308,7 +308,7 @@ void Batcher::Erase(Client* client, Queue::iterator position) {
   --depth_;
 }
 
-// What a client is charged for the operation's next launch.
+// The charge to a client for the operation's next launch.
 int64_t Batcher::Charge(const AttendOperation& operation) const {
   return std::min(operation.work, options_.max_launch).count();
 }

@@ -186,13 +186,15 @@ void Engine::RunPart(int lane, AttendOperation* operation) {
 // Begins a launch of as many of the operations as have time in one. The others return to the queue:
 // sequences may have grown since it estimated their work. Completes those that are refused.
 void Engine::BeginLaunch(absl::Span<AttendOperation* const> operations, Launch* launch) {
-  sequences_.BeginLaunch(operations, launch);
-  const size_t fit = CountThatFit(operations, *launch);
-  if (fit < operations.size()) {
-    sequences_.EndLaunch(*launch, false);
-    sequences_.BeginLaunch(operations.first(fit), launch);
-    Return(operations.subspan(fit));
-  }
+  Nanoseconds work{0};
+  const auto fits = [&](AttendOperation* operation) {
+    operation->work = EstimateWork(*operation, /*is_launched=*/true, options_.batcher.speed);
+    const bool is_first = work == Nanoseconds(0);
+    work += operation->work;
+    return is_first || work <= options_.batcher.max_launch;
+  };
+  const size_t fit = sequences_.BeginLaunch(operations, fits, launch);
+  if (fit < operations.size()) Return(operations.subspan(fit));
   int64_t query_rows = 0;
   for (AttendOperation* operation : operations.first(fit)) {
     metrics_->PhaseSeconds(Phase::kQueue, operation->rpc).Observe(Seconds(operation->times.queue));
@@ -204,25 +206,6 @@ void Engine::BeginLaunch(absl::Span<AttendOperation* const> operations, Launch* 
     batcher_.Release({&operation, 1});
     Complete(operation, std::move(reason));
   }
-}
-
-// How many of the first operations have at most the work of one launch, at least one that is
-// launched. Updates the work of all that are.
-size_t Engine::CountThatFit(absl::Span<AttendOperation* const> operations,
-                            const Launch& launch) const {
-  if (launch.id == 0) return operations.size();  // nothing that can grow
-  Nanoseconds work{0};
-  size_t fit = operations.size();
-  auto launched = launch.operations.begin();  // in the order of `operations`
-  for (size_t i = 0; i < operations.size(); ++i) {
-    AttendOperation* const operation = operations[i];
-    if (launched == launch.operations.end() || *launched != operation) continue;  // refused
-    operation->work = EstimateWork(*operation, /*is_launched=*/true, options_.batcher.speed);
-    work += operation->work;
-    const bool is_first = launched++ == launch.operations.begin();
-    if (work > options_.batcher.max_launch && !is_first) fit = std::min(fit, i);
-  }
-  return fit;
 }
 
 void Engine::Return(absl::Span<AttendOperation* const> operations) {

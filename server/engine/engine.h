@@ -105,7 +105,6 @@ class Engine {
   void RunPart(int lane, AttendOperation* operation);
   absl::Status RunLaunch(int lane, const Launch& launch);
   void BeginLaunch(absl::Span<AttendOperation* const> operations, Launch* launch);
-  size_t CountThatFit(absl::Span<AttendOperation* const> operations, const Launch& launch) const;
   // Puts operations that were taken back into the queue.
   void Return(absl::Span<AttendOperation* const> operations);
   // `status` is that of the launch.

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "kernels/attention.h"
 #include "kernels/kv_pages.h"
@@ -44,7 +45,7 @@ struct Launch {
   std::vector<ResidentKv> resident;         // one for each span that names a sequence, in order
   std::vector<int32_t> pages;               // places in the arena, in Arena::kUnitBytes
 
-  // What of the attention to compute. Only the first part of a launch has copies and appends. A
+  // The part of the attention to compute. Only the first part of a launch has copies and appends. A
   // launch that is executed in parts has one operation.
   kernels::BatchPart part;
   bool in_parts = false;
@@ -66,6 +67,9 @@ struct Launch {
     id = 0;
   }
 };
+
+// Whether an operation, with its lengths after its appends, may join a launch that has others.
+using LaunchFit = absl::FunctionRef<bool(AttendOperation*)>;
 
 // Appends the launch's spans to `*spans`, as a kernel takes them. Inline K/V is read from staging
 // memory. Resident K/V is read from the pages at `arena`; `pages` is a copy of launch.pages that

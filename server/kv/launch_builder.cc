@@ -43,7 +43,8 @@ void AddRowAppends(const SpanTensors& source, uint32_t rows, uint64_t length,
 
 }  // namespace
 
-absl::Status LaunchBuilder::AddOperation(AttendOperation* operation, Launch* launch) {
+absl::StatusOr<bool> LaunchBuilder::AddOperation(AttendOperation* operation, LaunchFit fits,
+                                                 Launch* launch) {
   const AttendRequest& request = operation->request;
   const std::vector<SequencePtr>& sequences = operation->sequences.sequences();
   const size_t copies = launch->copies.size(), appends = launch->appends.size();
@@ -53,23 +54,27 @@ absl::Status LaunchBuilder::AddOperation(AttendOperation* operation, Launch* lau
   // The sequences may have grown since the request was admitted.
   if (status.ok()) status = ValidateWork(request, operation->sequence_lengths, max_flop_);
   if (!status.ok()) {
-    RollBack();
-    launch->copies.resize(copies);
-    launch->appends.resize(appends);
+    RollBack(copies, appends, launch);
     if (shortage_.has_value()) return Full(*operation);
     return status;
+  }
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    if (sequences[i] != nullptr) operation->sequence_lengths[i] += request.spans[i].kv_rows;
+  }
+  if (!fits(operation)) {
+    RollBack(copies, appends, launch);
+    return false;
   }
   const TimePoint now = clock_.Now();
   ReadBytes read;
   for (size_t i = 0; i < sequences.size(); ++i) {
     if (sequences[i] == nullptr) continue;
-    operation->sequence_lengths[i] += request.spans[i].kv_rows;
     ++sequences[i]->launches;
     if (!request.append_only) AddRead(*operation, i, now, sequences[i].get(), launch, &read);
   }
   metrics_.kv_read_hot_bytes.Increment(static_cast<double>(read.hot));
   metrics_.kv_read_cold_bytes.Increment(static_cast<double>(read.cold));
-  return absl::OkStatus();
+  return true;
 }
 
 // Sets sequence_lengths to the lengths before the operation appends.
@@ -193,7 +198,10 @@ absl::Status LaunchBuilder::Deleted(const AttendOperation& operation) {
                        "the sequence was deleted while the request was queued");
 }
 
-void LaunchBuilder::RollBack() {
+// Undoes the appends of the current operation, before which the launch had so many.
+void LaunchBuilder::RollBack(size_t copies, size_t appends, Launch* launch) {
+  launch->copies.resize(copies);
+  launch->appends.resize(appends);
   for (auto it = savepoints_.rbegin(); it != savepoints_.rend(); ++it) {
     PendingAppend& pending = *it->layer->pending;
     for (size_t i = it->pending_pages; i < pending.pages.size(); ++i) {
@@ -253,14 +261,14 @@ void LaunchBuilder::End(const Launch& launch, bool ok) {
     for (const SequencePtr& sequence : operation->sequences.sequences()) {
       if (sequence == nullptr) continue;
       --sequence->launches;
-      EndAppend(&sequence->layers[operation->request.layer], sequence->account,
+      EndAppend(&sequence->layers[operation->request.layer], sequence->client,
                 ok && !sequence->deleted);
     }
   }
   pages_.EndLaunch(launch.id);
 }
 
-void LaunchBuilder::EndAppend(SequenceLayer* layer, ClientAccount* account, bool commit) {
+void LaunchBuilder::EndAppend(SequenceLayer* layer, KvClient* client, bool commit) {
   std::unique_ptr<PendingAppend> pending = std::move(layer->pending);
   if (pending == nullptr) return;
   if (!commit || pending->discarded) {
@@ -268,7 +276,7 @@ void LaunchBuilder::EndAppend(SequenceLayer* layer, ClientAccount* account, bool
   } else {
     // Pages from first_page on are replaced. They are shared, so others keep them.
     for (size_t i = pending->first_page; i < layer->pages.size(); ++i) {
-      pages_.Unref(layer->pages[i], account);
+      pages_.Unref(layer->pages[i], client);
     }
     layer->CutPages(pending->first_page);
     layer->pages.insert(layer->pages.end(), pending->pages.begin(), pending->pages.end());

@@ -1,4 +1,4 @@
-// What a launch takes from the resident K/V when it begins, and gives back when it ends.
+// The resident K/V that a launch takes when it begins, and gives back when it ends.
 #ifndef FLASHCORE_SERVER_KV_LAUNCH_BUILDER_H_
 #define FLASHCORE_SERVER_KV_LAUNCH_BUILDER_H_
 
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "server/base/clock.h"
 #include "server/kv/launch.h"
 #include "server/kv/operation.h"
@@ -39,9 +40,10 @@ class LaunchBuilder {
       : pages_(*pages), table_(*table), max_flop_(max_flop), clock_(*clock), metrics_(*metrics) {}
 
   // Adds what a leased operation copies, appends and reads, all of it or nothing, and sets its
-  // sequence_lengths. NOT_FOUND, FAILED_PRECONDITION, INVALID_ARGUMENT, RESOURCE_EXHAUSTED as in
+  // sequence_lengths to those after its appends. False: `fits` then says no, and nothing was added.
+  // NOT_FOUND, FAILED_PRECONDITION, INVALID_ARGUMENT, RESOURCE_EXHAUSTED as in
   // SequenceStore::BeginLaunch.
-  absl::Status AddOperation(AttendOperation* operation, Launch* launch);
+  absl::StatusOr<bool> AddOperation(AttendOperation* operation, LaunchFit fits, Launch* launch);
   void End(const Launch& launch, bool ok);
 
  private:
@@ -61,7 +63,7 @@ class LaunchBuilder {
   absl::Status NoPage(SequenceTable::Shortage why);
   absl::Status Full(const AttendOperation& operation) const;
   static absl::Status Deleted(const AttendOperation& operation);
-  // What the reads of one operation touch.
+  // The memory that the reads of one operation touch.
   struct ReadBytes {
     size_t hot = 0;  // in pages of the hot segment
     size_t cold = 0;
@@ -71,9 +73,9 @@ class LaunchBuilder {
                Launch* launch, ReadBytes* bytes);
   // The places of the layer's pages, without pending ones.
   const std::vector<int32_t>& PlacesOf(SequenceLayer* layer) const;
-  void RollBack();
-  // `account` is that of the layer's sequence; not used unless `commit`.
-  void EndAppend(SequenceLayer* layer, ClientAccount* account, bool commit);
+  void RollBack(size_t copies, size_t appends, Launch* launch);
+  // `client` is that of the layer's sequence; not used unless `commit`.
+  void EndAppend(SequenceLayer* layer, KvClient* client, bool commit);
   std::unique_ptr<PendingAppend> NewPending();
   void Keep(std::unique_ptr<PendingAppend> pending);
 

@@ -34,16 +34,16 @@ struct PhaseTimes {
   Nanoseconds copy_out{0};      // copying from the device
 };
 
-// An operation's lease on the sequences that it names; sequence_store.cc implements it. Protects
+// An operation's hold on the sequences that it names; sequence_store.cc implements it. Protects
 // them from idle expiry and eviction, and keeps their records alive, until it is reset or
-// destroyed. A leased sequence can still be deleted by its client. Not thread-safe. Must not
+// destroyed. A held sequence can still be deleted by its client. Not thread-safe. Must not
 // outlive the store.
-class SequenceLease {
+class SequenceHold {
  public:
-  SequenceLease() = default;
-  SequenceLease(SequenceLease&& other) noexcept { *this = std::move(other); }
-  SequenceLease& operator=(SequenceLease&& other) noexcept;
-  ~SequenceLease() { Reset(); }
+  SequenceHold() = default;
+  SequenceHold(SequenceHold&& other) noexcept { *this = std::move(other); }
+  SequenceHold& operator=(SequenceHold&& other) noexcept;
+  ~SequenceHold() { Reset(); }
 
   void Reset();
   bool empty() const { return sequences_.empty(); }
@@ -83,9 +83,9 @@ struct AttendOperation {
   std::vector<uint64_t> sequence_lengths;
 
   // Set by Admit.
-  size_t device = 0;        // index in the fleet
-  SequenceLease sequences;  // protects the sequences that the spans name from eviction
-  AttendTensors tensors;    // the submitter fills the inputs before Enqueue
+  size_t device = 0;       // index in the fleet
+  SequenceHold sequences;  // protects the sequences that the spans name from eviction
+  AttendTensors tensors;   // the submitter fills the inputs before Enqueue
   StagingWait staging_wait;
 
   // Set by the queue.

@@ -4,45 +4,45 @@
 
 namespace flashcore::server {
 
-ClientAccount* PagePool::OpenAccount(absl::string_view client) {
-  ClientAccount& account = accounts_[std::string(client)];
-  account.client = std::string(client);
-  return &account;
+KvClient* PagePool::OpenClient(absl::string_view name) {
+  KvClient& client = clients_[std::string(name)];
+  client.name = std::string(name);
+  return &client;
 }
 
-const ClientAccount* PagePool::FindAccount(absl::string_view client) const {
-  const auto entry = accounts_.find(client);
-  return entry == accounts_.end() ? nullptr : &entry->second;
+const KvClient* PagePool::FindClient(absl::string_view name) const {
+  const auto entry = clients_.find(name);
+  return entry == clients_.end() ? nullptr : &entry->second;
 }
 
-void PagePool::CloseIfEmpty(ClientAccount* account) {
-  if (account->kv_bytes > 0 || !account->sequences.empty()) return;
-  accounts_.erase(accounts_.find(account->client));
+void PagePool::CloseIfEmpty(KvClient* client) {
+  if (client->kv_bytes > 0 || !client->sequences.empty()) return;
+  clients_.erase(clients_.find(client->name));
 }
 
-PageId PagePool::Allocate(size_t page_bytes, Segment preferred, ClientAccount* account) {
+PageId PagePool::Allocate(size_t page_bytes, Segment preferred, KvClient* client) {
   const Segment other = preferred == Segment::kHot ? Segment::kCold : Segment::kHot;
-  PageId page = arena_.Allocate(page_bytes, preferred, account);
-  if (page == kNoPage) page = arena_.Allocate(page_bytes, other, account);
-  if (page != kNoPage) account->kv_bytes += page_bytes;
+  PageId page = arena_.Allocate(page_bytes, preferred, client);
+  if (page == kNoPage) page = arena_.Allocate(page_bytes, other, client);
+  if (page != kNoPage) client->kv_bytes += page_bytes;
   return page;
 }
 
-void PagePool::AddRef(PageId page, ClientAccount* account) {
+void PagePool::AddRef(PageId page, KvClient* client) {
   arena_.AddRef(page);
-  if (account == nullptr || account == arena_.owner(page)) return;
+  if (client == nullptr || client == arena_.owner(page)) return;
   ++borrowed_[page];
-  if (++account->borrowed[page] == 1) account->kv_bytes += arena_.page_bytes(page);
+  if (++client->borrowed[page] == 1) client->kv_bytes += arena_.page_bytes(page);
 }
 
-void PagePool::EndBorrow(PageId page, ClientAccount* account) {
+void PagePool::EndBorrow(PageId page, KvClient* client) {
   const auto total = borrowed_.find(page);
   if (--total->second == 0) borrowed_.erase(total);
-  const auto own = account->borrowed.find(page);
+  const auto own = client->borrowed.find(page);
   if (--own->second > 0) return;
-  account->borrowed.erase(own);
-  account->kv_bytes -= arena_.page_bytes(page);
-  CloseIfEmpty(account);
+  client->borrowed.erase(own);
+  client->kv_bytes -= arena_.page_bytes(page);
+  CloseIfEmpty(client);
 }
 
 uint32_t PagePool::borrowed(PageId page) const {
@@ -50,11 +50,11 @@ uint32_t PagePool::borrowed(PageId page) const {
   return total == borrowed_.end() ? 0 : total->second;
 }
 
-void PagePool::Unref(PageId page, ClientAccount* account) {
-  auto* const owner = static_cast<ClientAccount*>(arena_.owner(page));
+void PagePool::Unref(PageId page, KvClient* client) {
+  auto* const owner = static_cast<KvClient*>(arena_.owner(page));
   const size_t bytes = arena_.page_bytes(page);
   const bool hot = arena_.segment(page) == Segment::kHot;
-  if (account != nullptr && account != owner) EndBorrow(page, account);
+  if (client != nullptr && client != owner) EndBorrow(page, client);
   const bool freed = arena_.Unref(page);
   if (freed && hot) left_hot_bytes_ += bytes;
   if (owner == nullptr || (!freed && arena_.refs(page) > borrowed(page))) return;
@@ -63,9 +63,9 @@ void PagePool::Unref(PageId page, ClientAccount* account) {
   CloseIfEmpty(owner);
 }
 
-void PagePool::UnrefAfterLaunches(PageId page, ClientAccount* account) {
-  if (running_.empty()) return Unref(page, account);
-  deferred_.push_back({last_launch_, page, account});
+void PagePool::UnrefAfterLaunches(PageId page, KvClient* client) {
+  if (running_.empty()) return Unref(page, client);
+  deferred_.push_back({last_launch_, page, client});
 }
 
 uint64_t PagePool::BeginLaunch() {
@@ -77,7 +77,7 @@ void PagePool::EndLaunch(uint64_t launch) {
   running_.erase(std::find(running_.begin(), running_.end(), launch));
   const uint64_t oldest = running_.empty() ? last_launch_ + 1 : running_.front();
   for (; !deferred_.empty() && deferred_.front().launch < oldest; deferred_.pop_front()) {
-    Unref(deferred_.front().page, deferred_.front().account);
+    Unref(deferred_.front().page, deferred_.front().client);
   }
 }
 

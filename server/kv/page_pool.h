@@ -21,9 +21,9 @@ namespace flashcore::server {
 
 struct Sequence;  // sequence.h
 
-// What one client holds. It exists while it holds anything.
-struct ClientAccount {
-  std::string client;         // name of the identity
+// The pages of one client. It exists while it holds anything.
+struct KvClient {
+  std::string name;           // of the identity
   size_t kv_bytes = 0;        // pages that the client pays for
   size_t metadata_bytes = 0;  // of its sequences
   // References to pages that other clients own, by page.
@@ -33,7 +33,7 @@ struct ClientAccount {
   std::list<std::shared_ptr<Sequence>> by_use;              // least recently used first
 };
 
-// An Arena with accounts and deferred frees. A client pays for each page that its sequences use,
+// An Arena with clients and deferred frees. A client pays for each page that its sequences use,
 // once. The client that allocated a page owns it; clients that share it borrow it and pay for it
 // too, so nobody can hold a page at the cost of another. A page has no owner once only borrowers
 // use it. Not thread-safe: the SequenceStore's mutex guards it. Does not own the memory.
@@ -41,28 +41,28 @@ class PagePool {
  public:
   PagePool(const KvMemory& memory, size_t superblock_bytes) : arena_(memory, superblock_bytes) {}
 
-  // Makes an account if there is none. CloseIfEmpty deletes it when the client holds nothing; the
+  // Makes a client if there is none. CloseIfEmpty deletes it when the client holds nothing; the
   // pool calls that itself when it frees a page.
-  ClientAccount* OpenAccount(absl::string_view client);
-  const ClientAccount* FindAccount(absl::string_view client) const;  // null if there is none
-  const std::map<std::string, ClientAccount, std::less<>>& accounts() const { return accounts_; }
-  void CloseIfEmpty(ClientAccount* account);
+  KvClient* OpenClient(absl::string_view name);
+  const KvClient* FindClient(absl::string_view name) const;  // null if there is none
+  const std::map<std::string, KvClient, std::less<>>& clients() const { return clients_; }
+  void CloseIfEmpty(KvClient* client);
 
   // A page with one reference, in segment `preferred`, or in the other one if that is full. kNoPage
   // if both are.
-  PageId Allocate(size_t page_bytes, Segment preferred, ClientAccount* account);
+  PageId Allocate(size_t page_bytes, Segment preferred, KvClient* client);
   // A page in `segment` that nobody pays for.
   PageId AllocateUnpaid(size_t page_bytes, Segment segment) {
     return arena_.Allocate(page_bytes, segment, nullptr);
   }
 
-  // A reference of `account`; null: one that nobody pays for.
-  void AddRef(PageId page, ClientAccount* account);
-  void Unref(PageId page, ClientAccount* account);
+  // A reference of `client`; null: one that nobody pays for.
+  void AddRef(PageId page, KvClient* client);
+  void Unref(PageId page, KvClient* client);
   // The owner's reference.
-  void Unref(PageId page) { Unref(page, static_cast<ClientAccount*>(arena_.owner(page))); }
+  void Unref(PageId page) { Unref(page, static_cast<KvClient*>(arena_.owner(page))); }
   // Unref when every launch that is running now has ended: until then it may use the page.
-  void UnrefAfterLaunches(PageId page, ClientAccount* account);
+  void UnrefAfterLaunches(PageId page, KvClient* client);
   void SwapPlaces(PageId a, PageId b) {
     arena_.SwapPlaces(a, b);
     ++moves_;
@@ -87,15 +87,15 @@ class PagePool {
   struct DeferredUnref {
     uint64_t launch;  // due when no launch up to this one is running
     PageId page;
-    ClientAccount* account;  // open, because it pays for the page
+    KvClient* client;  // open, because it pays for the page
   };
 
-  void EndBorrow(PageId page, ClientAccount* account);
+  void EndBorrow(PageId page, KvClient* client);
   uint32_t borrowed(PageId page) const;  // references of clients that do not own it
 
   Arena arena_;
-  std::map<std::string, ClientAccount, std::less<>> accounts_;  // by client
-  absl::flat_hash_map<PageId, uint32_t> borrowed_;              // of all accounts, by page
+  std::map<std::string, KvClient, std::less<>> clients_;  // by client
+  absl::flat_hash_map<PageId, uint32_t> borrowed_;        // of all clients, by page
   uint64_t moves_ = 0;
   uint64_t last_launch_ = 0;
   std::vector<uint64_t> running_;  // launches, ascending

@@ -15,8 +15,6 @@
 namespace flashcore::server {
 namespace {
 
-constexpr double kLn2 = 0.693147180559945309;
-
 // The hot or the cold bytes of an unpinned candidate.
 struct Part {
   size_t candidate = 0;
@@ -81,17 +79,6 @@ absl::flat_hash_set<PageId> FirstPages(const std::vector<const Sequence*>& seque
 }
 
 }  // namespace
-
-void ReadRate::Add(double bytes, TimePoint now) {
-  // Adds a rate that decays from now on and whose integral is `bytes`.
-  rate_ = BytesPerSecond(now) + bytes * kLn2 / Seconds(kHalfLife);
-  last_ = std::max(last_, now);
-}
-
-double ReadRate::BytesPerSecond(TimePoint now) const {
-  if (now <= last_) return rate_;
-  return rate_ * std::exp2(-Seconds(now - last_) / Seconds(kHalfLife));
-}
 
 std::vector<size_t> ChooseHotBytes(absl::Span<const PlacementCandidate> candidates,
                                    const PlacementOptions& options) {

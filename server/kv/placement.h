@@ -18,23 +18,6 @@ class SequenceTable;
 struct PageMoves;  // launch.h
 struct Sequence;
 
-// How fast something is read, as an exponentially decaying average: what was read kHalfLife ago
-// counts half. A steady rate shows its true value after a few half-lives. A single read of n bytes
-// shows as n * ln 2 / kHalfLife, about 0.07 n per second. Not thread-safe.
-class ReadRate {
- public:
-  static constexpr Nanoseconds kHalfLife = std::chrono::seconds(10);
-
-  // A time before that of an earlier call counts as that time: threads read the clock before they
-  // lock the mutex.
-  void Add(double bytes, TimePoint now);
-  double BytesPerSecond(TimePoint now) const;
-
- private:
-  double rate_ = 0;  // bytes per second, at last_
-  TimePoint last_{};
-};
-
 // One sequence as the policy sees it.
 struct PlacementCandidate {
   size_t bytes = 0;      // K/V that can move: all full pages

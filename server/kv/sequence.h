@@ -22,13 +22,13 @@
 #include "server/base/clock.h"
 #include "server/kv/arena.h"
 #include "server/kv/launch.h"
-#include "server/kv/placement.h"
+#include "server/kv/read_rate.h"
 #include "server/request/order.h"
 #include "server/request/sequence_id.h"
 
 namespace flashcore::server {
 
-struct ClientAccount;  // page_pool.h
+struct KvClient;  // page_pool.h
 
 struct SequenceShape {
   uint32_t num_layers = 0;
@@ -44,11 +44,11 @@ struct SequenceShape {
   size_t page_bytes() const { return static_cast<size_t>(page_layout().page_bytes()); }
 };
 
-// What the creator of a sequence chooses besides its shape.
+// The choices of a sequence's creator besides its shape.
 struct SequenceSettings {
   bool pin = false;
-  // Who may read and fork it besides its owner, if they know its id: everybody, or the members of a
-  // group that the creator belongs to. Not both.
+  // The other clients that may read and fork it, if they know its id: everybody, or the members of
+  // a group that the creator belongs to. Not both.
   bool shared = false;
   std::string group = {};
   // Unset: SequenceOptions::idle_timeout.
@@ -57,7 +57,7 @@ struct SequenceSettings {
   std::optional<LeaseId> lease = {};
 };
 
-// What clients can ask about a sequence.
+// A sequence's state as clients see it.
 struct SequenceInfo {
   SequenceId id;
   SequenceShape shape;
@@ -117,7 +117,7 @@ struct Sequence {
   SequenceId id;
   SequenceShape shape;
   SequenceSettings settings;
-  ClientAccount* account = nullptr;   // of the client that owns it and pays; null once deleted
+  KvClient* client = nullptr;         // of the client that owns it and pays; null once deleted
   uint64_t serial = 0;                // ascends with the creation: listings are in this order
   std::vector<SequenceLayer> layers;  // [num_layers], never resized
 
@@ -130,7 +130,7 @@ struct Sequence {
   size_t metadata_bytes = 0;  // host memory charged for it
 
   // Its places in the SequenceTable.
-  std::list<std::shared_ptr<Sequence>>::iterator by_use;  // of the account
+  std::list<std::shared_ptr<Sequence>>::iterator by_use;  // of the client
   std::multimap<TimePoint, std::shared_ptr<Sequence>>::iterator
       expiry;                                               // if it has an idle_timeout
   std::list<std::shared_ptr<Sequence>>::iterator by_lease;  // if it has a lease

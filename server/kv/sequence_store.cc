@@ -97,7 +97,7 @@ absl::Status CheckFits(const AttendRequest& request, size_t span, const Sequence
 
 }  // namespace
 
-SequenceLease& SequenceLease::operator=(SequenceLease&& other) noexcept {
+SequenceHold& SequenceHold::operator=(SequenceHold&& other) noexcept {
   if (this != &other) {
     Reset();
     store_ = std::exchange(other.store_, nullptr);
@@ -106,7 +106,7 @@ SequenceLease& SequenceLease::operator=(SequenceLease&& other) noexcept {
   return *this;
 }
 
-void SequenceLease::Reset() {
+void SequenceHold::Reset() {
   if (store_ != nullptr) store_->EndLease(sequences_);
   store_ = nullptr;
   sequences_.clear();
@@ -141,7 +141,7 @@ absl::StatusOr<SequenceInfo> SequenceStore::Fork(SequenceId id, std::optional<ui
   Sequence& parent = **found;
   if (absl::Status status = table_.CheckSettings(settings, identity); !status.ok()) return status;
   if (absl::Status status = CheckLength(parent, length.value_or(0)); !status.ok()) return status;
-  const bool borrows = parent.account->client != identity.name;
+  const bool borrows = parent.client->name != identity.name;
   size_t pages = 0;
   for (const SequenceLayer& layer : parent.layers) pages += PagesFor(length.value_or(layer.length));
   constexpr size_t kPageBytes = sizeof(PageId) + sizeof(int32_t);  // its id and its place
@@ -208,17 +208,17 @@ SequenceStore::Listing SequenceStore::List(const Identity& identity, uint64_t af
                                            const ListLimit& limit) const {
   Listing listing;
   MutexLock lock(&mutex_);
-  const ClientAccount* account = pages_.FindAccount(identity.name);
-  if (account == nullptr) return listing;
-  auto it = account->sequences.upper_bound(after);
-  for (; it != account->sequences.end() && listing.sequences.size() < limit.sequences; ++it) {
+  const KvClient* found = pages_.FindClient(identity.name);
+  if (found == nullptr) return listing;
+  auto it = found->sequences.upper_bound(after);
+  for (; it != found->sequences.end() && listing.sequences.size() < limit.sequences; ++it) {
     const size_t bytes = MaxInfoBytes(*it->second);
     if (!listing.sequences.empty() && listing.bytes + bytes > limit.bytes) break;
     listing.sequences.push_back(Describe(*it->second));
     listing.bytes += bytes;
     after = it->first;
   }
-  if (it != account->sequences.end()) listing.next = after;
+  if (it != found->sequences.end()) listing.next = after;
   return listing;
 }
 
@@ -346,24 +346,29 @@ void SequenceStore::EndLease(const std::vector<SequencePtr>& sequences) {
   }
 }
 
-void SequenceStore::BeginLaunch(absl::Span<AttendOperation* const> operations, Launch* launch) {
+size_t SequenceStore::BeginLaunch(absl::Span<AttendOperation* const> operations, LaunchFit fits,
+                                  Launch* launch) {
   launch->Clear();
   const auto resident = [](const AttendOperation* op) { return !op->sequences.empty(); };
   if (std::none_of(operations.begin(), operations.end(), resident)) {
     launch->operations.assign(operations.begin(), operations.end());
-    return;
+    return operations.size();
   }
   MutexLock lock(&mutex_);
   launch->id = pages_.BeginLaunch();
-  for (AttendOperation* operation : operations) {
-    absl::Status status;
-    if (resident(operation)) status = builder_.AddOperation(operation, launch);
-    if (status.ok()) {
+  for (size_t i = 0; i < operations.size(); ++i) {
+    AttendOperation* const operation = operations[i];
+    const absl::StatusOr<bool> added =
+        resident(operation) ? builder_.AddOperation(operation, fits, launch) : fits(operation);
+    if (!added.ok()) {
+      launch->refused.emplace_back(operation, added.status());
+    } else if (*added) {
       launch->operations.push_back(operation);
     } else {
-      launch->refused.emplace_back(operation, std::move(status));
+      return i;
     }
   }
+  return operations.size();
 }
 
 void SequenceStore::EndLaunch(const Launch& launch, bool ok) {

@@ -33,9 +33,10 @@
 namespace flashcore::server {
 
 // Every call takes effect at one moment, under one mutex, which is never held while K/V bytes move.
-// What a launch appends becomes visible at EndLaunch, or not at all. What a running launch uses
-// stays where it is: a page that is dropped meanwhile is free only when every launch that may use
-// it has ended. The Batcher's order keeps two launches from appending to one layer at a time.
+// Rows that a launch appends become visible at EndLaunch, or not at all. Pages that a running
+// launch uses stay in place: a page that is dropped meanwhile is free only when every launch that
+// may use it has ended. The Batcher's order keeps two launches from appending to one layer at a
+// time.
 //
 // A sequence belongs to the identity that created or forked it. To another identity, it does not
 // exist: NOT_FOUND, as for an unknown id. If the owner shares it with that identity, that identity
@@ -110,7 +111,10 @@ class SequenceStore {
   // launched are in launch->refused: NOT_FOUND if a sequence was deleted, FAILED_PRECONDITION if
   // expected_length differs, INVALID_ARGUMENT if the sequences have grown so much that the work
   // exceeds its limit, RESOURCE_EXHAUSTED if the memory or a quota is full.
-  void BeginLaunch(absl::Span<AttendOperation* const> operations, Launch* launch);
+  //
+  // The first operation that `fits` says no to, and all behind it, are left alone. Returns the
+  // number of those before. Asks nothing if all K/V is inline.
+  size_t BeginLaunch(absl::Span<AttendOperation* const> operations, LaunchFit fits, Launch* launch);
   // The launch has ended. If `ok`, its appended rows become visible. If not, every sequence stays
   // as it was.
   void EndLaunch(const Launch& launch, bool ok);
@@ -140,7 +144,7 @@ class SequenceStore {
   const Options& options() const { return options_; }
 
  private:
-  friend class SequenceLease;
+  friend class SequenceHold;
 
   SequenceInfo Describe(const Sequence& sequence) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status LostFrom(size_t first, const AttendOperation& operation) const

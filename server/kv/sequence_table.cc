@@ -24,10 +24,10 @@ bool MayRead(const Sequence& sequence, const Identity& identity) {
 }
 
 // The least recently used sequence of the client that may be evicted; null: none.
-SequencePtr FirstWithoutLease(const ClientAccount& account) {
-  const auto found = std::find_if(account.by_use.begin(), account.by_use.end(),
+SequencePtr FirstWithoutLease(const KvClient& client) {
+  const auto found = std::find_if(client.by_use.begin(), client.by_use.end(),
                                   [](const SequencePtr& s) { return s->leases == 0; });
-  return found == account.by_use.end() ? nullptr : *found;
+  return found == client.by_use.end() ? nullptr : *found;
 }
 
 }  // namespace
@@ -75,8 +75,8 @@ absl::StatusOr<SequencePtr> SequenceTable::Add(const SequenceShape& shape,
   if (!settings.idle_timeout.has_value() && options_.idle_timeout > Nanoseconds(0)) {
     sequence->settings.idle_timeout = options_.idle_timeout;
   }
-  ClientAccount* const account = pages_.OpenAccount(identity.name);
-  sequence->account = account;
+  KvClient* const client = pages_.OpenClient(identity.name);
+  sequence->client = client;
   // Not a plain counter: clients see it in page tokens, and it must not count what others create.
   last_serial_ = std::max(last_serial_ + 1, static_cast<uint64_t>(age));
   sequence->serial = last_serial_;
@@ -84,8 +84,8 @@ absl::StatusOr<SequencePtr> SequenceTable::Add(const SequenceShape& shape,
   sequence->last_used = now;
   sequence->metadata_bytes = metadata_bytes;
   metadata_bytes_ += metadata_bytes;
-  account->metadata_bytes += metadata_bytes;
-  sequence->by_use = account->by_use.insert(account->by_use.end(), sequence);
+  client->metadata_bytes += metadata_bytes;
+  sequence->by_use = client->by_use.insert(client->by_use.end(), sequence);
   if (const auto& timeout = sequence->settings.idle_timeout; timeout.has_value()) {
     sequence->expiry = expiries_.emplace(now + *timeout, sequence);
   }
@@ -93,16 +93,16 @@ absl::StatusOr<SequencePtr> SequenceTable::Add(const SequenceShape& shape,
     std::list<SequencePtr>& of_lease = leases_.at(*settings.lease).sequences;
     sequence->by_lease = of_lease.insert(of_lease.end(), sequence);
   }
-  account->sequences.emplace(sequence->serial, sequence);
+  client->sequences.emplace(sequence->serial, sequence);
   by_id_.emplace(sequence->id, sequence);
   return sequence;
 }
 
 absl::Status SequenceTable::MakeRoom(size_t metadata_bytes, const std::string& client) {
   while (true) {
-    const ClientAccount* const account = pages_.FindAccount(client);  // eviction may close it
-    const ClientAccount none;
-    const ClientAccount& has = account == nullptr ? none : *account;
+    const KvClient* const found = pages_.FindClient(client);  // eviction may close it
+    const KvClient none;
+    const KvClient& has = found == nullptr ? none : *found;
     if (options_.client_sequences > 0 && has.sequences.size() >= options_.client_sequences) {
       if (EvictOf(has)) continue;
       return WithInfo(absl::ResourceExhaustedError(absl::StrCat("client quota: this client has ",
@@ -130,7 +130,7 @@ absl::Status SequenceTable::MakeRoom(size_t metadata_bytes, const std::string& c
     }
     if (metadata_bytes > options_.metadata_bytes - metadata_bytes_) {
       if (metadata_bytes <= options_.metadata_bytes &&
-          EvictOfLargest(&ClientAccount::metadata_bytes, client, metadata_bytes)) {
+          EvictOfLargest(&KvClient::metadata_bytes, client, metadata_bytes)) {
         continue;
       }
       const absl::Status full = absl::ResourceExhaustedError(
@@ -150,7 +150,7 @@ absl::StatusOr<SequencePtr> SequenceTable::Find(SequenceId id, const Identity& i
   const auto entry = by_id_.find(id);
   if (entry != by_id_.end()) {
     const Sequence& sequence = *entry->second;
-    if (sequence.account->client == identity.name) return entry->second;
+    if (sequence.client->name == identity.name) return entry->second;
     if (MayRead(sequence, identity)) {
       if (access == Access::kRead) return entry->second;
       return absl::PermissionDeniedError(
@@ -166,18 +166,18 @@ void SequenceTable::Remove(const SequencePtr& removed) {
   const SequencePtr sequence = removed;  // NOLINT(performance-unnecessary-copy-initialization)
   sequence->deleted = true;
   for (SequenceLayer& layer : sequence->layers) DropPages(*sequence, &layer, 0);
-  ClientAccount* const account = sequence->account;
-  account->by_use.erase(sequence->by_use);
+  KvClient* const client = sequence->client;
+  client->by_use.erase(sequence->by_use);
   if (sequence->settings.idle_timeout.has_value()) expiries_.erase(sequence->expiry);
   if (const auto& id = sequence->settings.lease; id.has_value()) {
     const auto lease = leases_.find(*id);
     (lease == leases_.end() ? orphans_ : lease->second.sequences).erase(sequence->by_lease);
   }
   metadata_bytes_ -= sequence->metadata_bytes;
-  account->metadata_bytes -= sequence->metadata_bytes;
-  account->sequences.erase(sequence->serial);
-  sequence->account = nullptr;
-  pages_.CloseIfEmpty(account);
+  client->metadata_bytes -= sequence->metadata_bytes;
+  client->sequences.erase(sequence->serial);
+  sequence->client = nullptr;
+  pages_.CloseIfEmpty(client);
   by_id_.erase(sequence->id);
 }
 
@@ -214,14 +214,14 @@ bool SequenceTable::RemoveOrphan() {
 void SequenceTable::MarkUsed(Sequence* sequence, TimePoint now) {
   sequence->last_used = now;
   if (sequence->deleted) return;
-  std::list<SequencePtr>& by_use = sequence->account->by_use;
+  std::list<SequencePtr>& by_use = sequence->client->by_use;
   by_use.splice(by_use.end(), by_use, sequence->by_use);
 }
 
-bool SequenceTable::MakeKvRoom(size_t bytes, const ClientAccount& account) {
+bool SequenceTable::MakeKvRoom(size_t bytes, const KvClient& client) {
   const size_t limit = options_.client_kv_bytes;
-  while (limit > 0 && account.kv_bytes + bytes > limit) {
-    if (bytes > limit || !EvictOf(account)) return false;
+  while (limit > 0 && client.kv_bytes + bytes > limit) {
+    if (bytes > limit || !EvictOf(client)) return false;
   }
   return true;
 }
@@ -229,18 +229,18 @@ bool SequenceTable::MakeKvRoom(size_t bytes, const ClientAccount& account) {
 PageId SequenceTable::AllocatePage(const Sequence& sequence, Shortage* why) {
   const size_t bytes = sequence.shape.page_bytes();
   *why = Shortage::kClient;
-  if (!MakeKvRoom(bytes, *sequence.account)) return kNoPage;
+  if (!MakeKvRoom(bytes, *sequence.client)) return kNoPage;
   const Segment preferred = sequence.settings.pin ? Segment::kHot : Segment::kCold;
   do {
-    const PageId page = pages_.Allocate(bytes, preferred, sequence.account);
+    const PageId page = pages_.Allocate(bytes, preferred, sequence.client);
     if (page != kNoPage) return page;
-  } while (EvictOfLargest(&ClientAccount::kv_bytes, sequence.account->client, bytes));
+  } while (EvictOfLargest(&KvClient::kv_bytes, sequence.client->name, bytes));
   *why = Shortage::kMemory;
   return kNoPage;
 }
 
 absl::Status SequenceTable::Full(Shortage why, const Sequence& sequence, size_t bytes) const {
-  if (why == Shortage::kClient) return OverKvQuota(bytes, sequence.account->kv_bytes);
+  if (why == Shortage::kClient) return OverKvQuota(bytes, sequence.client->kv_bytes);
   const Arena& arena = pages_.arena();
   const size_t used = arena.used_bytes(Segment::kHot) + arena.used_bytes(Segment::kCold);
   const size_t capacity =
@@ -268,31 +268,31 @@ absl::Status SequenceTable::OverKvQuota(size_t needed, size_t used) const {
 
 absl::Status SequenceTable::SharePages(const Sequence& parent, std::optional<uint64_t> length,
                                        Sequence* child) {
-  const size_t before = child->account->kv_bytes;
+  const size_t before = child->client->kv_bytes;
   for (size_t i = 0; i < parent.layers.size(); ++i) {
     const SequenceLayer& from = parent.layers[i];
     SequenceLayer& to = child->layers[i];
     to.length = length.value_or(from.length);
     to.pages.assign(from.pages.begin(), from.pages.begin() + PagesFor(to.length));
-    for (const PageId page : to.pages) pages_.AddRef(page, child->account);
+    for (const PageId page : to.pages) pages_.AddRef(page, child->client);
   }
   // The pages of another client are new to this one.
-  const size_t added = child->account->kv_bytes - before;
-  if (MakeKvRoom(0, *child->account)) return absl::OkStatus();
-  return OverKvQuota(added, child->account->kv_bytes - added);
+  const size_t added = child->client->kv_bytes - before;
+  if (MakeKvRoom(0, *child->client)) return absl::OkStatus();
+  return OverKvQuota(added, child->client->kv_bytes - added);
 }
 
-bool SequenceTable::EvictOf(const ClientAccount& account) {
-  return options_.evict_lru && Evict(FirstWithoutLease(account));
+bool SequenceTable::EvictOf(const KvClient& client) {
+  return options_.evict_lru && Evict(FirstWithoutLease(client));
 }
 
-bool SequenceTable::EvictOfLargest(size_t ClientAccount::*held, const std::string& client,
+bool SequenceTable::EvictOfLargest(size_t KvClient::*held, const std::string& client,
                                    size_t amount) {
   if (!options_.evict_lru) return false;
-  const ClientAccount* const account = pages_.FindAccount(client);
-  size_t most = (account == nullptr ? 0 : account->*held) + amount;
-  SequencePtr victim = account == nullptr ? nullptr : FirstWithoutLease(*account);
-  for (const auto& [name, other] : pages_.accounts()) {
+  const KvClient* const found = pages_.FindClient(client);
+  size_t most = (found == nullptr ? 0 : found->*held) + amount;
+  SequencePtr victim = found == nullptr ? nullptr : FirstWithoutLease(*found);
+  for (const auto& [name, other] : pages_.clients()) {
     if (other.*held <= most) continue;
     SequencePtr of_other = FirstWithoutLease(other);
     if (of_other == nullptr) continue;
@@ -312,9 +312,9 @@ bool SequenceTable::Evict(const SequencePtr& victim) {
 void SequenceTable::DropPages(const Sequence& sequence, SequenceLayer* layer, size_t keep) {
   for (size_t i = keep; i < layer->pages.size(); ++i) {
     if (sequence.launches > 0) {
-      pages_.UnrefAfterLaunches(layer->pages[i], sequence.account);
+      pages_.UnrefAfterLaunches(layer->pages[i], sequence.client);
     } else {
-      pages_.Unref(layer->pages[i], sequence.account);
+      pages_.Unref(layer->pages[i], sequence.client);
     }
   }
   layer->CutPages(keep);

@@ -119,16 +119,15 @@ class SequenceTable {
  private:
   // Whether `client` may have one more sequence, of `metadata_bytes`. Evicts if it may.
   absl::Status MakeRoom(size_t metadata_bytes, const std::string& client);
-  // Whether `account` may pay for `bytes` more. Evicts if it may.
-  bool MakeKvRoom(size_t bytes, const ClientAccount& account);
+  // Whether `client` may pay for `bytes` more. Evicts if it may.
+  bool MakeKvRoom(size_t bytes, const KvClient& client);
   absl::Status OverKvQuota(size_t needed, size_t used) const;
   // These evict one sequence. False if they may not, or have none without a lease. For a limit of
   // one client, one of that client:
-  bool EvictOf(const ClientAccount& account);
-  // When there is too little of what `held` counts for `client` to get `amount`: one of the client
-  // that would then hold the most, among those that have one. So nobody loses anything to a client
-  // that holds as much or more.
-  bool EvictOfLargest(size_t ClientAccount::*held, const std::string& client, size_t amount);
+  bool EvictOf(const KvClient& client);
+  // Evicts from the client that would hold most of `held` after `client` gets `amount`. A client
+  // never loses to one that holds as much or more.
+  bool EvictOfLargest(size_t KvClient::*held, const std::string& client, size_t amount);
   bool Evict(const SequencePtr& victim);
 
   const SequenceOptions& options_;

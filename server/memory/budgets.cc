@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 
-// What is in no budget: pages of the program and its libraries, threads, connections, and what the
+// Memory in no budget: pages of the program and its libraries, threads, connections, and what the
 // kernel charges to a container, such as page tables and socket buffers; and a part that grows with
 // the budgets, for what a heap loses between its pieces. tests/e2e/container_test.py fills all.
 int64_t Overhead(const HostMemory& memory) { return 64 * kMiB + memory.bytes / 16; }

@@ -25,7 +25,7 @@ struct Budgets {
   int64_t kv = 0;                 // of the CPU device
 };
 
-// What is to be divided, and among whom.
+// The memory to be divided, and among whom.
 struct MemoryUse {
   int devices = 1;
   bool pinned_staging = false;  // taken at start

@@ -40,7 +40,7 @@ absl::StatusOr<std::shared_ptr<const SharedRegion>> SharedMemory::Map(const File
                                                                       OnGiveBack on_give_back) {
   if (absl::Status status = SharedRegion::CheckFile(file, bytes); !status.ok()) return status;
   auto use = std::make_unique<Use>();
-  use->client = client;
+  use->client_name = client;
   use->bytes = bytes;
   use->on_give_back = std::move(on_give_back);
   std::vector<OnGiveBack> ended;
@@ -93,7 +93,8 @@ absl::Status SharedMemory::CheckOwnLimits(const std::string& client, size_t byte
 
 absl::Status SharedMemory::Acquire(Use* use, std::vector<OnGiveBack>* ended) {
   MutexLock lock(&mutex_);
-  if (absl::Status status = CheckOwnLimits(use->client, use->bytes); !status.ok()) return status;
+  if (absl::Status status = CheckOwnLimits(use->client_name, use->bytes); !status.ok())
+    return status;
   Take(use);
   std::vector<Use*> given;
   if (absl::Status status = MakeRoom(*use, &given); !status.ok()) {
@@ -102,7 +103,6 @@ absl::Status SharedMemory::Acquire(Use* use, std::vector<OnGiveBack>* ended) {
     return status;
   }
   for (Use* one : given) {
-    one->given_back = true;
     leaving_bytes_ += one->bytes;
     ++leaving_regions_;
     if (one->on_give_back != nullptr) ended->push_back(std::move(one->on_give_back));
@@ -113,17 +113,14 @@ absl::Status SharedMemory::Acquire(Use* use, std::vector<OnGiveBack>* ended) {
 }
 
 absl::Status SharedMemory::MakeRoom(const Use& newcomer, std::vector<Use*>* given) {
-  while (const Shares::Account* const debtor = bytes_.Debtor()) {
-    if (debtor->held <= bytes_.held(newcomer.client)) {
-      return AllFull("bytes", newcomer.bytes, options_.total_bytes);
+  for (const Shares* shares : {&bytes_, &regions_}) {
+    while (const Shares::Client* const client = shares->MustGiveBack()) {
+      if (client->held <= shares->held(newcomer.client_name)) {
+        return shares == &bytes_ ? AllFull("bytes", newcomer.bytes, options_.total_bytes)
+                                 : AllFull("regions", 1, options_.total_regions);
+      }
+      given->push_back(GiveNewest(client->name));
     }
-    given->push_back(GiveNewest(debtor->holder));
-  }
-  while (const Shares::Account* const debtor = regions_.Debtor()) {
-    if (debtor->held <= regions_.held(newcomer.client)) {
-      return AllFull("regions", 1, options_.total_regions);
-    }
-    given->push_back(GiveNewest(debtor->holder));
   }
   if (given->empty()) return absl::OkStatus();
   size_t bytes = leaving_bytes_;
@@ -137,14 +134,14 @@ absl::Status SharedMemory::MakeRoom(const Use& newcomer, std::vector<Use*>* give
 }
 
 SharedMemory::Use* SharedMemory::GiveNewest(const std::string& client) {
-  auto* const newest = static_cast<Use*>(bytes_.accounts().find(client)->second.newest);
+  auto* const newest = static_cast<Use*>(bytes_.clients().find(client)->second.newest);
   Give(newest);
   return newest;
 }
 
 void SharedMemory::Take(Use* use) {
-  bytes_.Take(use->client, use->bytes, use);
-  use->regions = regions_.Take(use->client, 1);
+  bytes_.Take(use->client_name, use->bytes, use);
+  use->regions = regions_.Take(use->client_name, 1);
 }
 
 void SharedMemory::Give(Use* use) {
@@ -154,11 +151,11 @@ void SharedMemory::Give(Use* use) {
 
 void SharedMemory::Release(Use* use) {
   MutexLock lock(&mutex_);
-  if (use->given_back) {
+  if (use->client != nullptr) {
+    Give(use);
+  } else {  // it was given back
     leaving_bytes_ -= use->bytes;
     --leaving_regions_;
-  } else {
-    Give(use);
   }
   bytes_gauge_->Decrement(static_cast<double>(use->bytes));
   regions_gauge_->Decrement();

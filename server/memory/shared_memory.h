@@ -13,9 +13,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/mutex.h"
-#include "server/base/shares.h"
 #include "server/base/socket.h"
 #include "server/memory/shared_region.h"
+#include "server/sharing/shares.h"
 #include "server/telemetry/metric.h"
 
 namespace flashcore::server {
@@ -35,9 +35,9 @@ class HostMemoryPinner {
 
 // Maps what clients share, within limits. A client beyond its own limit is refused. If all share
 // too much together, whoever shares the most gives back its newest regions, until there is room for
-// somebody who shares less (Shares). What is given back is mapped until its last use ends, so for a
-// moment as much again as the limits of all clients may be mapped. Outlives its regions.
-// Thread-safe.
+// somebody who shares less (Shares). Memory that is given back stays mapped until its last use
+// ends, so for a moment as much again as the limits of all clients may be mapped. Outlives its
+// regions. Thread-safe.
 class SharedMemory {
  public:
   // Ends whoever registered the region, soon: it has to be given back. Called at most once, by a
@@ -70,13 +70,13 @@ class SharedMemory {
                                                           OnGiveBack on_give_back = nullptr);
 
  private:
-  // What counts for one region, until it is unmapped. The item is of bytes_.
+  // The charge for one region, until it is unmapped. The item is of bytes_; it is not taken any
+  // more once the region is given back.
   struct Use : Shares::Item {
-    std::string client;
+    std::string client_name;
     size_t bytes = 0;
     OnGiveBack on_give_back;
-    Shares::Account* regions = nullptr;
-    bool given_back = false;
+    Shares::Client* regions = nullptr;
   };
 
   // `ended`: call these when it returns, whatever it returns.
@@ -87,8 +87,8 @@ class SharedMemory {
   // Whether the client may have `bytes` more, in one more region.
   absl::Status CheckOwnLimits(const std::string& client, size_t bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Gives the newest of debtors until everything fits, `newcomer` included. After an error it does
-  // not, and the caller takes what is in `*given` again.
+  // Gives the newest of clients that must give back until everything fits, `newcomer` included.
+  // After an error it does not, and the caller takes what is in `*given` again.
   absl::Status MakeRoom(const Use& newcomer, std::vector<Use*>* given)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Use* GiveNewest(const std::string& client) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -23,7 +23,7 @@ absl::Status Cancelled() { return absl::CancelledError("cancelled by the client"
 }  // namespace
 
 void StagingBuffer::Releaser::operator()(std::byte* data) const {
-  pool->Release(account, data, capacity);
+  pool->Release(client, data, capacity);
 }
 
 StagingPool::Allocator StagingPool::HeapAllocator() {
@@ -40,8 +40,8 @@ StagingPool::StagingPool(size_t limit_bytes, Allocator allocator, size_t max_wai
 
 StagingPool::~StagingPool() {
   MutexLock lock(&mutex_);
-  while (used_bytes_ > 0) all_released_.Wait(&mutex_);
-  for (auto& [capacity, buffers] : free_) {
+  while (shares_.held() > 0) all_released_.Wait(&mutex_);
+  for (auto& [capacity, buffers] : kept_) {
     for (std::byte* buffer : buffers) allocator_.free(buffer);
   }
 }
@@ -66,15 +66,15 @@ StagingPool::Need StagingPool::NeedOf(const StagingClaim& claim) const {
   return {bytes, shares_.held(claim.client) + bytes};
 }
 
-const Shares::Account* StagingPool::DebtorTo(const Need& need) const {
+const Shares::Client* StagingPool::MustGiveBackFor(const Need& need) const {
   if (unread_bytes_ + need.bytes <= limit_bytes_) return nullptr;
-  const Shares::Account* const debtor = overdue_.Largest();
-  return debtor != nullptr && debtor->held > need.held ? debtor : nullptr;
+  const Shares::Client* const client = overdue_.Largest();
+  return client != nullptr && client->held > need.held ? client : nullptr;
 }
 
 void StagingPool::Await(const StagingClaim& claim) {
   const Need need = NeedOf(claim);
-  if (DebtorTo(needed_) != nullptr || DebtorTo(need) == nullptr) return;
+  if (MustGiveBackFor(needed_) != nullptr || MustGiveBackFor(need) == nullptr) return;
   needed_ = need;
   if (on_debt_) on_debt_();
 }
@@ -98,17 +98,17 @@ absl::Status StagingPool::JoinQueue(StagingClaim* claim) {
   place.claim = claim;
   place.number = ++arrivals_;
   queue_.Take(claim->client, std::max<size_t>(claim->input_bytes, 1), &place);
-  ++waiting_;
   ServeQueue();
-  if (place.account != nullptr && used_bytes_ == 0) {
+  if (place.client != nullptr && shares_.held() == 0) {
     // The allocator has no memory, and no buffer is in use whose release could serve this claim.
-    Remove(claim);
+    queue_.Give(&place);
     ServeQueue();
     return FullLocked(*claim);
   }
-  while (waiting_ > 1 && queue_.Debtor() != nullptr) {
-    StagingClaim* const newest = static_cast<StagingClaim::Place*>(queue_.Debtor()->newest)->claim;
-    Remove(newest);
+  while (queue_.items() > 1 && queue_.MustGiveBack() != nullptr) {
+    StagingClaim* const newest =
+        static_cast<StagingClaim::Place*>(queue_.MustGiveBack()->newest)->claim;
+    queue_.Give(&newest->place_);
     absl::Status full = FullLocked(*newest);
     if (newest != claim) {
       newest->refusal = full;
@@ -122,19 +122,14 @@ absl::Status StagingPool::JoinQueue(StagingClaim* claim) {
 
 bool StagingPool::LeaveQueue(StagingClaim* claim) {
   MutexLock lock(&mutex_);
-  if (claim->place_.account == nullptr) return true;
-  Remove(claim);
+  if (claim->place_.client == nullptr) return true;
+  queue_.Give(&claim->place_);
   ServeQueue();  // the claims behind it may need less
   return false;
 }
 
-void StagingPool::Remove(StagingClaim* claim) {
-  queue_.Give(&claim->place_);
-  --waiting_;
-}
-
 void StagingPool::Refuse(StagingClaim* claim, const absl::Status& status) {
-  Remove(claim);
+  queue_.Give(&claim->place_);
   claim->refusal = status;
   claim->granted();
 }
@@ -142,7 +137,7 @@ void StagingPool::Refuse(StagingClaim* claim, const absl::Status& status) {
 void StagingPool::EndWaits(const absl::Status& status) {
   MutexLock lock(&mutex_);
   ended_ = status;
-  while (waiting_ > 0) {
+  while (queue_.items() > 0) {
     Refuse(static_cast<StagingClaim::Place*>(queue_.Largest()->oldest)->claim, status);
   }
   memory_awaited_ = false;
@@ -173,8 +168,8 @@ absl::Status StagingPool::FullLocked(const StagingClaim& claim) const {
                      {"allowed", share}});
   }
   const absl::Status full = absl::ResourceExhaustedError(
-      absl::StrCat("staging memory: the request needs ", needed, " bytes; ", used_bytes_, " of ",
-                   limit_bytes_, " are in use, and ", waiting_, " requests wait"));
+      absl::StrCat("staging memory: the request needs ", needed, " bytes; ", shares_.held(), " of ",
+                   limit_bytes_, " are in use, and ", queue_.items(), " requests wait"));
   if (!CanEverFit(claim)) return WithTooLarge(full, needed, limit_bytes_);
   return WithInfo(full, reason::kStagingFull,
                   {{"needed_bytes", needed}, {"limit_bytes", limit_bytes_}});
@@ -183,40 +178,40 @@ absl::Status StagingPool::FullLocked(const StagingClaim& claim) const {
 bool StagingPool::TryAcquire(StagingClaim* claim) {
   const size_t input_capacity = Capacity(claim->input_bytes);
   const size_t result_capacity = Capacity(claim->result_bytes);
-  if (used_bytes_ + input_capacity + result_capacity > limit_bytes_) return false;
+  if (shares_.held() + input_capacity + result_capacity > limit_bytes_) return false;
   std::byte* const inputs = Allocate(input_capacity);
   std::byte* const results = Allocate(result_capacity);
   if ((inputs == nullptr && input_capacity > 0) || (results == nullptr && result_capacity > 0)) {
-    if (inputs != nullptr) Keep(inputs, input_capacity);
-    if (results != nullptr) Keep(results, result_capacity);
+    if (inputs != nullptr) kept_[input_capacity].push_back(inputs);
+    if (results != nullptr) kept_[result_capacity].push_back(results);
     return false;
   }
-  Shares::Account* const account = shares_.Take(claim->client, input_capacity + result_capacity);
-  claim->inputs = StagingBuffer(this, account, inputs, input_capacity);
-  claim->results = StagingBuffer(this, account, results, result_capacity);
+  Shares::Client* const client = shares_.Take(claim->client, input_capacity + result_capacity);
+  claim->inputs = StagingBuffer(this, client, inputs, input_capacity);
+  claim->results = StagingBuffer(this, client, results, result_capacity);
   return true;
 }
 
 bool StagingPool::WaitsForMemory(const StagingClaim& claim, const Need& need) const {
   return !shares_.IsOverShare(claim.client, need.bytes) &&
-         (overdue_.held() + need.bytes <= limit_bytes_ || DebtorTo(need) != nullptr);
+         (overdue_.held() + need.bytes <= limit_bytes_ || MustGiveBackFor(need) != nullptr);
 }
 
 StagingClaim* StagingPool::Next() const {
   StagingClaim* next = nullptr;
   size_t least = SIZE_MAX;  // that the client of a claim would hold
   if (overdue_.held() > 0) {
-    for (const auto& [client, account] : queue_.accounts()) {
-      const StagingClaim* const claim = Oldest(account);
+    for (const auto& [name, client] : queue_.clients()) {
+      const StagingClaim* const claim = Oldest(client);
       if (claim == nullptr) continue;
       const Need need = NeedOf(*claim);
       if (WaitsForMemory(*claim, need)) least = std::min(least, need.held);
     }
   }
-  for (const auto& [client, account] : queue_.accounts()) {
-    StagingClaim* const claim = Oldest(account);
+  for (const auto& [name, client] : queue_.clients()) {
+    StagingClaim* const claim = Oldest(client);
     if (claim == nullptr || !WaitsForMemory(*claim, NeedOf(*claim))) continue;
-    const bool yields = overdue_.held() > 0 && overdue_.held(client) > least;
+    const bool yields = overdue_.held() > 0 && overdue_.held(name) > least;
     const bool later = next != nullptr && claim->place_.number > next->place_.number;
     if (!yields && !later) next = claim;
   }
@@ -225,7 +220,7 @@ StagingClaim* StagingPool::Next() const {
 
 void StagingPool::ServeQueue() {
   memory_awaited_ = false;
-  while (waiting_ > 0) {
+  while (queue_.items() > 0) {
     StagingClaim* const claim = Next();
     if (claim == nullptr) return;
     if (!TryAcquire(claim)) {
@@ -233,7 +228,7 @@ void StagingPool::ServeQueue() {
       Await(*claim);
       return;
     }
-    Remove(claim);
+    queue_.Give(&claim->place_);
     claim->granted();
   }
 }
@@ -253,15 +248,15 @@ void StagingPool::AddOverdue(absl::string_view client, size_t bytes, Shares::Ite
 void StagingPool::RemoveUnread(size_t bytes, Shares::Item* overdue) {
   MutexLock lock(&mutex_);
   unread_bytes_ -= bytes;
-  if (overdue->account == nullptr) return;
+  if (overdue->client == nullptr) return;
   overdue_.Give(overdue);
   ServeQueue();  // another claim may be next
 }
 
 Shares::Item* StagingPool::Debt() {
   MutexLock lock(&mutex_);
-  const Shares::Account* const debtor = DebtorTo(needed_);
-  if (debtor != nullptr) return debtor->oldest;
+  const Shares::Client* const client = MustGiveBackFor(needed_);
+  if (client != nullptr) return client->oldest;
   needed_ = {};
   return nullptr;
 }
@@ -273,53 +268,44 @@ void StagingPool::SetOnDebt(std::function<void()> on_debt) {
 
 std::byte* StagingPool::Allocate(size_t capacity) {
   if (capacity == 0) return nullptr;
-  auto kept = free_.find(capacity);
   std::byte* data = nullptr;
-  if (kept != free_.end() && !kept->second.empty()) {
+  if (const auto kept = kept_.find(capacity); kept != kept_.end() && !kept->second.empty()) {
     data = kept->second.back();
     kept->second.pop_back();
-    free_bytes_ -= capacity;
-  } else {
-    while (used_bytes_ + free_bytes_ + capacity > limit_bytes_) FreeLargest();
-    do {
-      data = static_cast<std::byte*>(allocator_.allocate(capacity));
-      // Kept buffers may be the memory that the allocator lacks.
-    } while (data == nullptr && FreeLargest());
-    if (data == nullptr) return nullptr;
+    return data;
   }
-  used_bytes_ += capacity;
+  while (allocated_bytes_ + capacity > limit_bytes_) FreeLargest();
+  do {
+    data = static_cast<std::byte*>(allocator_.allocate(capacity));
+    // Kept buffers may be the memory that the allocator lacks.
+  } while (data == nullptr && FreeLargest());
+  if (data != nullptr) allocated_bytes_ += capacity;
   return data;
 }
 
 bool StagingPool::FreeLargest() {
-  for (auto it = free_.rbegin(); it != free_.rend(); ++it) {
+  for (auto it = kept_.rbegin(); it != kept_.rend(); ++it) {
     if (it->second.empty()) continue;
     allocator_.free(it->second.back());
     it->second.pop_back();
-    free_bytes_ -= it->first;
+    allocated_bytes_ -= it->first;
     return true;
   }
   return false;
 }
 
-void StagingPool::Keep(std::byte* data, size_t capacity) {
-  free_[capacity].push_back(data);
-  used_bytes_ -= capacity;
-  free_bytes_ += capacity;
-}
-
-void StagingPool::Release(Shares::Account* account, std::byte* data, size_t capacity) {
+void StagingPool::Release(Shares::Client* client, std::byte* data, size_t capacity) {
   MutexLock lock(&mutex_);
-  shares_.Give(account, capacity);
-  Keep(data, capacity);
+  shares_.Give(client, capacity);
+  kept_[capacity].push_back(data);
   ServeQueue();
   // Under the lock: after it, a waiting destructor may have destroyed the pool.
-  if (used_bytes_ == 0) all_released_.NotifyAll();
+  if (shares_.held() == 0) all_released_.NotifyAll();
 }
 
 size_t StagingPool::used_bytes() const {
   MutexLock lock(&mutex_);
-  return used_bytes_;
+  return shares_.held();
 }
 
 size_t StagingPool::unread_bytes() const {
@@ -329,12 +315,12 @@ size_t StagingPool::unread_bytes() const {
 
 size_t StagingPool::free_bytes() const {
   MutexLock lock(&mutex_);
-  return free_bytes_;
+  return allocated_bytes_ - shares_.held();
 }
 
 size_t StagingPool::waiting() const {
   MutexLock lock(&mutex_);
-  return waiting_;
+  return queue_.items();
 }
 
 void StagingWait::Start(StagingPool* pool, StagingClaim* claim, Nanoseconds limit,

@@ -15,7 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
-#include "server/base/shares.h"
+#include "server/sharing/shares.h"
 
 namespace flashcore::server {
 
@@ -43,13 +43,13 @@ class StagingBuffer {
   friend class StagingPool;
   struct Releaser {
     StagingPool* pool;
-    Shares::Account* account;
+    Shares::Client* client;
     size_t capacity;
     void operator()(std::byte* data) const;
   };
 
-  StagingBuffer(StagingPool* pool, Shares::Account* account, std::byte* data, size_t capacity)
-      : data_(data, Releaser{pool, account, capacity}) {}
+  StagingBuffer(StagingPool* pool, Shares::Client* client, std::byte* data, size_t capacity)
+      : data_(data, Releaser{pool, client, capacity}) {}
 
   std::unique_ptr<std::byte, Releaser> data_;
 };
@@ -83,10 +83,10 @@ struct StagingClaim {
 //
 // Nobody waits for what others owe (Shares):
 // - A client that holds its share waits for its own buffers, and holds up nobody else.
-// - Work in flight ends by itself. Unread results may not. When they leave no room for a claim, the
-//   client with the most overdue, unread for long, gives back its oldest, until there is room or it
-//   has no more than the claimant would hold: so nobody gains by asking for more. A claim that has
-//   no room then, because of overdue results, holds up nobody else.
+// - Work in flight ends by itself. Unread results may not. If they leave no room for a claim,
+//   the client with the most overdue results (unread for long) gives back its oldest until the
+//   claim fits, or until it holds no more than the claimant would. So asking for more gains
+//   nothing. A claim that still does not fit because of overdue results holds up nobody else.
 // - A client that has more overdue than another would hold with its claim waits behind that claim.
 // - When waiting claims take too much, the newest of the client with the most is refused.
 class StagingPool {
@@ -146,31 +146,31 @@ class StagingPool {
 
  private:
   friend class StagingBuffer;
-  // What a claim needs, and what its client would hold with it.
+  // The need of a claim, and what its client would hold with it.
   struct Need {
     size_t bytes = 0;
     size_t held = 0;
   };
-  void Release(Shares::Account* account, std::byte* data, size_t capacity);
+  void Release(Shares::Client* client, std::byte* data, size_t capacity);
   bool CanEverFit(const StagingClaim& claim) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Need NeedOf(const StagingClaim& claim) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Who gives back for it; null: nobody, or there will be room when the work in flight has ended.
-  const Shares::Account* DebtorTo(const Need& need) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The client that must give back for it. Null: none, or there will be room when the work in
+  // flight has ended.
+  const Shares::Client* MustGiveBackFor(const Need& need) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Both buffers, or neither and false.
   bool TryAcquire(StagingClaim* claim) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The claim, within its share, has found no memory: if somebody has to give back for it, says so.
   void Await(const StagingClaim& claim) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Not for its client's own buffers, nor for debtors that give nothing back.
+  // Not for its client's own buffers, nor for clients that give nothing back.
   bool WaitsForMemory(const StagingClaim& claim, const Need& need) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The queued claim that is served next. Null: none waits for memory.
   StagingClaim* Next() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  static StagingClaim* Oldest(const Shares::Account& account) {
-    return account.oldest == nullptr ? nullptr
-                                     : static_cast<StagingClaim::Place*>(account.oldest)->claim;
+  static StagingClaim* Oldest(const Shares::Client& client) {
+    return client.oldest == nullptr ? nullptr
+                                    : static_cast<StagingClaim::Place*>(client.oldest)->claim;
   }
-  // From the queue.
-  void Remove(StagingClaim* claim) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Refuse(StagingClaim* claim, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Grants queued claims while memory suffices.
@@ -178,7 +178,6 @@ class StagingPool {
   absl::Status FullLocked(const StagingClaim& claim) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Null if the allocator has none. The caller has checked the limit.
   std::byte* Allocate(size_t capacity) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Keep(std::byte* data, size_t capacity) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Frees the largest kept buffer. False if there is none.
   bool FreeLargest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -186,15 +185,13 @@ class StagingPool {
   const Allocator allocator_;
   mutable Mutex mutex_;
   CondVar all_released_;
-  std::map<size_t, std::vector<std::byte*>> free_ ABSL_GUARDED_BY(mutex_);  // by capacity
-  size_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  size_t free_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  size_t unread_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of results, overdue ones included
+  std::map<size_t, std::vector<std::byte*>> kept_ ABSL_GUARDED_BY(mutex_);  // by capacity
+  size_t allocated_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of buffers, in use or kept
+  size_t unread_bytes_ ABSL_GUARDED_BY(mutex_) = 0;     // of results, overdue ones included
   // By client: buffers in use, those of them that are overdue, and input_bytes of queued claims.
   Shares shares_ ABSL_GUARDED_BY(mutex_);
   Shares overdue_ ABSL_GUARDED_BY(mutex_){{}};
   Shares queue_ ABSL_GUARDED_BY(mutex_);
-  size_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;  // queued claims
   uint64_t arrivals_ ABSL_GUARDED_BY(mutex_) = 0;
   bool memory_awaited_ ABSL_GUARDED_BY(mutex_) = false;  // by a queued claim within its share
   Need needed_ ABSL_GUARDED_BY(mutex_);                  // for which somebody has to give back

@@ -1,4 +1,4 @@
-// Who calls. Quotas, fairness, listings and ownership go by it.
+// An Identity is who a client is. Quotas, fairness, listings and ownership go by it.
 #ifndef FLASHCORE_SERVER_REQUEST_IDENTITY_H_
 #define FLASHCORE_SERVER_REQUEST_IDENTITY_H_
 
@@ -15,7 +15,7 @@ using TokenDigest = std::array<uint8_t, 32>;  // SHA-256 of a bearer token
 struct Identity {
   std::string name;                 // unique
   std::vector<std::string> groups;  // that it belongs to
-  TokenDigest token = {};           // that the caller sent; zeros: none
+  TokenDigest token = {};           // that the client sent; zeros: none
 };
 
 }  // namespace flashcore::server

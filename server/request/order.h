@@ -63,7 +63,7 @@ void StartRunning(absl::Span<OrderedUse> uses, uint64_t batch);
 void UndoStartRunning(absl::Span<OrderedUse> uses);
 
 // From running to waiting, before all that wait: the operation was not launched. Its batch may have
-// been joined at its slots by others. Of several, call it for the last one first.
+// been joined at its slots by others. For several, call it for the last one first.
 void WaitAgain(absl::Span<OrderedUse> uses);
 
 // The operation has ended. True if an operation waits at a slot where nothing runs any more.

@@ -1,4 +1,4 @@
-// What a client asks of the server.
+// A client's request to the server.
 #ifndef FLASHCORE_SERVER_REQUEST_REQUEST_H_
 #define FLASHCORE_SERVER_REQUEST_REQUEST_H_
 
@@ -44,7 +44,7 @@ struct AttendRequest {
   std::string request_id;
   std::vector<SpanShape> spans;
   kernels::DType dtype = kernels::DType::kFloat16;
-  // Of the sequences, whose lease sets it; no client says it.
+  // The type of the sequences, which their lease sets; no client says it.
   kernels::KvDType kv_dtype = kernels::KvDType::kSameAsQuery;
   uint32_t num_heads = 0;
   uint32_t num_kv_heads = 0;

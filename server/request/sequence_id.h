@@ -40,8 +40,8 @@ static_assert(sizeof(SequenceId) == SequenceId::kBytes);
 // The id of a client's lease (engine/client_lease.h).
 using LeaseId = SequenceId;
 
-// What a request calls a sequence: an id, nothing, or bytes of another number, of which only the
-// number is kept. Takes no heap memory.
+// The sequence_id field of a request: empty, a valid id, or bytes of another length (only the
+// length is kept). Takes no heap memory.
 class SequenceName {
  public:
   SequenceName() = default;

@@ -15,7 +15,7 @@ SpanCursor::SpanCursor(const AttendRequest& request, const TensorAddresses& tens
 
 void SpanCursor::SetStrides() {
   const SpanShape& shape = request_.spans[span_];
-  // Of a [rows, heads, size] or [heads, rows, size] tensor, in the unit of `size`.
+  // Strides of a [rows, heads, size] or [heads, rows, size] tensor, in the unit of `size`.
   const auto strides = [&](uint32_t rows, uint32_t heads, int64_t size) {
     return request_.layout == Layout::kNhd ? Strides{heads * size, size}
                                            : Strides{size, rows * size};

@@ -1,5 +1,5 @@
-// The one place where a request's shape is checked. What depends on the state of a sequence is
-// checked where that is known: its length by SequenceStore, and the work of a request again when
+// The one place where a request's shape is checked. Checks that depend on the state of a sequence
+// are made where that is known: its length by SequenceStore, and the work of a request again when
 // earlier appends to its sequences have landed (kv/launch_builder.h).
 #ifndef FLASHCORE_SERVER_REQUEST_VALIDATE_H_
 #define FLASHCORE_SERVER_REQUEST_VALIDATE_H_

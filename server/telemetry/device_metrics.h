@@ -29,7 +29,7 @@ class DeviceMetrics {
   DeviceMetrics(const std::string& device, MetricRegistry* registry,
                 const std::vector<Labels>& rpcs = std::vector<Labels>(1));
 
-  // Of the operations of rpcs[rpc].
+  // The phase of the operations of rpcs[rpc].
   Histogram& PhaseSeconds(Phase phase, int rpc = 0) {
     return *phase_seconds_[rpc][static_cast<size_t>(phase)];
   }

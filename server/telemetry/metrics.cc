@@ -30,7 +30,7 @@ constexpr const char* kCodeNames[RpcMetrics::kCodes] = {
 constexpr const char* kOutcomes[] = {"ok", "refused", "client_error", "expired", "error"};
 
 // Why requests are answered with an error, and whose cause that is: the reasons of ErrorInfo, then
-// the codes of errors without one. What is not here counts as kOther.
+// the codes of errors without one. Other values count as kOther.
 struct Rejection {
   absl::string_view reason;
   Outcome outcome;

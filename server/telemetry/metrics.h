@@ -71,7 +71,7 @@ class RpcMetrics {
   bool is_grpc() const { return started_ != nullptr; }
   // Among the methods that attend: for DeviceMetrics::PhaseSeconds.
   int number() const { return number_; }
-  // Of a method that attends.
+  // The wait of a method that attends.
   const Histogram& staging_wait_seconds() const { return *staging_wait_seconds_; }
 
  private:
@@ -106,7 +106,7 @@ enum class RefusedConnection {
   kMaxConnectionsPerClient,  // counts each refused call
   kNoFiles,                  // no more files can be opened
   kFlood,                    // it sent too many calls, resets, headers or frames
-  kBanned,                   // another one of its holder was cut off as a flood shortly before
+  kBanned,                   // another one of its client was cut off as a flood shortly before
   kSilent,                   // it sent nothing in time, or before it was closed for a new one
   kMadeRoom,                 // it was closed for a new one
 };
@@ -121,7 +121,7 @@ enum class RefusedLocalConnection {
   kUnread,        // it did not read its replies in time, or left too many unread
   kMadeRoom,      // it was closed for a new one
   kMemory,        // what it had not completely sent took too much memory
-  kBanned,        // not read for a while: another one of its user was cut off for memory before
+  kBanned,        // not read for a while: another one of its client was cut off for memory before
   kSharedMemory,  // its client shared the most memory when all shared too much
 };
 

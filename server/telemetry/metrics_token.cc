@@ -8,7 +8,7 @@
 namespace flashcore::server {
 namespace {
 
-// What a client can send in a header as one word, and no comment.
+// A token that a client can send in a header as one word, without a comment.
 bool CanBeToken(absl::string_view text) {
   return !text.empty() && text[0] != '#' &&
          std::all_of(text.begin(), text.end(),

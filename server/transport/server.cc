@@ -24,13 +24,14 @@
 #include "proto/wire/host_port.h"
 #include "server/base/error_info.h"
 #include "server/base/socket.h"
+#include "server/transport/grpc/adapters.h"
 
 namespace flashcore::server {
 namespace {
 
 // gRPC hands over an RPC only when its first message has arrived. So a drain keeps refusing RPCs
 // with UNAVAILABLE until none has come for kQuiet, or for kRefuseAtMost if clients do not stop.
-// What is on its way then ends with its connection, which clients see as UNAVAILABLE, too.
+// Calls on their way then end with their connection, which clients see as UNAVAILABLE, too.
 constexpr std::chrono::milliseconds kQuiet(300);
 constexpr std::chrono::seconds kRefuseAtMost(2);
 
@@ -69,6 +70,20 @@ Authenticator::Options AuthenticatorOptions(const Server::Options& options) {
   authenticator.client_certificates = !options.credentials.tls.client_ca_file.empty();
   authenticator.needs_tokens = !options.credentials.token_file.empty();
   return authenticator;
+}
+
+AttentionMethods::Options MethodsOptions(const Server::Options& options) {
+  AttentionMethods::Options methods;
+  methods.max_message_bytes = options.max_message_bytes;
+  methods.max_stream_inflight = options.max_stream_inflight;
+  methods.shared_memory = options.shared_memory;
+  methods.version = options.version;
+  methods.max_connections = options.connections.max;
+  methods.max_connections_per_host = options.connections.max_per_host;
+  methods.max_connections_per_client = options.connections.max_per_client;
+  methods.max_connection_streams = options.connections.max_streams;
+  if (!options.local_listen.empty()) methods.max_connection_rings = local::Connection::kMaxRings;
+  return methods;
 }
 
 // The path of "unix:path" or "unix:///path"; empty for a TCP address.
@@ -126,7 +141,7 @@ void LimitConnections(const Server::Connections& limits, grpc::ServerBuilder* bu
   set(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, kMaxAgeGrace);
 }
 
-// What reflection lists.
+// The services that reflection lists.
 std::vector<std::string> ServiceNames(const Server::Options& options) {
   std::vector<std::string> names = {
       v1::AttentionService::service_full_name(),
@@ -164,12 +179,8 @@ Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
       on_health_(options.on_health),
       client_connections_(options.connections.max_per_client),
       context_{metrics, &fleet->clock(), Authenticator(AuthenticatorOptions(options), metrics),
-               &client_connections_},
-      methods_({options.max_message_bytes, options.max_stream_inflight, options.shared_memory,
-                options.version, options.connections.max, options.connections.max_per_host,
-                options.connections.max_per_client, options.connections.max_streams,
-                options.local_listen.empty() ? 0 : local::Connection::kMaxRings},
-               fleet, &context_),
+               &client_connections_, MakeGrpcAlarm},
+      methods_(MethodsOptions(options), fleet, &context_),
       attention_(&methods_),
       reflection_(ServiceNames(options), &context_) {
   std::vector<StagingPool*> pools;
@@ -211,8 +222,8 @@ absl::Status Server::ReadCredentials(const Options& options) {
 absl::Status Server::Listen(const Options& options) {
   grpc::ServerBuilder builder;
   // The services check --max_message_bytes themselves (CheckMessageBytes), so that the error says
-  // what is allowed, and one large message does not end a stream. What protobuf can parse comes
-  // through.
+  // what is allowed, and one large message does not end a stream. Fields that protobuf can parse
+  // come through.
   builder.SetMaxReceiveMessageSize(std::numeric_limits<int32_t>::max());
   builder.SetMaxSendMessageSize(-1);
   // gRPC inflates a message completely before it checks the size, and the quota does not count it.
@@ -226,8 +237,7 @@ absl::Status Server::Listen(const Options& options) {
   LimitConnections(options.connections, &builder);
   std::vector<AcceptLoop::Listener> listeners;
   for (const std::string& address : options.listen) {
-    absl::Status status = OpenSockets(address, credentials_->CredentialsFor(address),
-                                      options.unix_sockets, &builder, &listeners);
+    absl::Status status = OpenSockets(address, options.unix_sockets, &builder, &listeners);
     if (!status.ok()) return status;
   }
   builder.RegisterService(&attention_);
@@ -257,12 +267,12 @@ absl::Status Server::Listen(const Options& options) {
 
 absl::Status Server::ListenLocally(const Options& options) {
   if (options.local_listen.empty()) return absl::OkStatus();
-  local::Options local_options;
+  local::Server::Options local_options;
   local_options.path = options.local_listen;
   local_options.access = options.unix_sockets;
   local_options.connections = DoorLimits(options);
-  local_options.max_calls = options.connections.max_streams;
-  local_options.hello_within = options.connections.accept.first_bytes_within;
+  local_options.connection.max_calls = options.connections.max_streams;
+  local_options.connection.hello_within = options.connections.accept.first_bytes_within;
   // Any client can send a few of the largest frames at once.
   local_options.received_bytes.one =
       std::max(options.transport_memory_bytes / 4, 4 * size_t{wire::kMaxFrameBytes});
@@ -275,9 +285,8 @@ absl::Status Server::ListenLocally(const Options& options) {
   return absl::OkStatus();
 }
 
-absl::Status Server::OpenSockets(const std::string& address,
-                                 const std::shared_ptr<grpc::ServerCredentials>& credentials,
-                                 const UnixSocketAccess& unix_sockets, grpc::ServerBuilder* builder,
+absl::Status Server::OpenSockets(const std::string& address, const UnixSocketAccess& unix_sockets,
+                                 grpc::ServerBuilder* builder,
                                  std::vector<AcceptLoop::Listener>* listeners) {
   absl::StatusOr<std::vector<FileDescriptor>> sockets = ListenOn(address, unix_sockets);
   if (!sockets.ok()) {
@@ -287,8 +296,8 @@ absl::Status Server::OpenSockets(const std::string& address,
   const bool is_unix = !UnixPath(address).empty();
   addresses_.push_back(is_unix ? address
                                : WithPort(address, PortOf(LocalAddress(sockets->front().get()))));
-  const bool tls = credentials != nullptr;
-  const AcceptLoop::Serve serve = tls ? AddAcceptor(credentials, builder) : ServePlaintext();
+  const bool tls = !is_unix && credentials_->certificates() != nullptr;
+  const AcceptLoop::Serve serve = tls ? ServeTls(builder) : ServePlaintext();
   for (FileDescriptor& socket : *sockets) {
     listeners->push_back({addresses_.back(), tls, std::move(socket), serve});
   }
@@ -301,10 +310,10 @@ AcceptLoop::Serve Server::ServePlaintext() {
   };
 }
 
-AcceptLoop::Serve Server::AddAcceptor(const std::shared_ptr<grpc::ServerCredentials>& credentials,
-                                      grpc::ServerBuilder* builder) {
+AcceptLoop::Serve Server::ServeTls(grpc::ServerBuilder* builder) {
+  tls_.push_back(MakeTlsCredentials(credentials_->certificates()));
   acceptors_.push_back(builder->experimental().AddExternalConnectionAcceptor(
-      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials));
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, tls_.back()));
   return [acceptor = acceptors_.back().get()](FileDescriptor connection) {
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
     parameters.fd = connection.release();
@@ -338,7 +347,8 @@ bool Server::Drain(absl::Duration timeout) {
         absl::StrCat(kDrains, ", and the request could not finish within --drain_timeout_s"));
     fleet_->EndAll(status);
     if (!WaitForRpcs(deadline + end / 2)) context_.unsent.CutOffAll();
-    // What gRPC still holds then waits for connections that do not move; its shutdown closes them.
+    // Calls that gRPC still holds then wait for connections that do not move; its shutdown closes
+    // them.
     WaitForRpcs(deadline + end * 3 / 4);
     return fleet_->load() == 0;
   }

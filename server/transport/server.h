@@ -12,19 +12,19 @@
 #include "grpcpp/security/server_credentials.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
-#include "server/base/passed_files.h"
+#include "server/access/authenticator.h"
+#include "server/access/client_connections.h"
+#include "server/access/credential_files.h"
 #include "server/base/socket.h"
 #include "server/engine/fleet.h"
-#include "server/transport/access/authenticator.h"
-#include "server/transport/access/client_connections.h"
-#include "server/transport/access/credential_files.h"
-#include "server/transport/grpc/accept_loop.h"
 #include "server/transport/grpc/attention_service.h"
 #include "server/transport/grpc/debug_service.h"
+#include "server/transport/grpc/guard/accept_loop.h"
+#include "server/transport/grpc/guard/self_check.h"
 #include "server/transport/grpc/reflection.h"
-#include "server/transport/grpc/self_check.h"
 #include "server/transport/local/server.h"
-#include "server/transport/rpc_scope.h"
+#include "server/transport/rpc/passed_files.h"
+#include "server/transport/rpc/rpc_scope.h"
 
 namespace flashcore::server {
 
@@ -32,7 +32,7 @@ class Server {
  public:
   struct Connections {
     int max = 1024;              // each door (door.h) that is open has an equal part
-    int max_per_host = 256;      // at each door; see ConnectionHolder
+    int max_per_host = 256;      // at each door; see ConnectionClient
     AcceptLoop::Options accept;  // whose `connections` follow from the above
     int max_per_client = 256;    // see ClientConnections
     int max_streams = 256;       // RPCs at the same time on one connection
@@ -55,7 +55,7 @@ class Server {
     bool enable_echo = false;
     CredentialFiles::Options credentials;
     std::string local_listen;  // path of the local socket; empty: none
-    // Whose client_certificates and needs_tokens follow from `credentials`.
+    // Its client_certificates and needs_tokens follow from `credentials`.
     Authenticator::Options authenticator;
     bool enable_reflection = false;
     std::string version;
@@ -88,16 +88,14 @@ class Server {
   absl::Status ReadCredentials(const Options& options);
   absl::Status Listen(const Options& options);
   absl::Status ListenLocally(const Options& options);
-  // Opens the sockets of one of Options::listen; gRPC serves their connections with `credentials`,
-  // those of TLS; null: without.
-  absl::Status OpenSockets(const std::string& address,
-                           const std::shared_ptr<grpc::ServerCredentials>& credentials,
-                           const UnixSocketAccess& unix_sockets, grpc::ServerBuilder* builder,
+  // Opens the sockets of one of Options::listen; gRPC serves their connections, over TCP with TLS
+  // if there are certificates.
+  absl::Status OpenSockets(const std::string& address, const UnixSocketAccess& unix_sockets,
+                           grpc::ServerBuilder* builder,
                            std::vector<AcceptLoop::Listener>* listeners);
   void SetServing(bool serving);
   AcceptLoop::Serve ServePlaintext();
-  AcceptLoop::Serve AddAcceptor(const std::shared_ptr<grpc::ServerCredentials>& credentials,
-                                grpc::ServerBuilder* builder);
+  AcceptLoop::Serve ServeTls(grpc::ServerBuilder* builder);
 
   // Waits until all RPCs of before the drain have ended, at most until `time`. False if some have
   // not.
@@ -114,6 +112,7 @@ class Server {
   Reflection reflection_;
   std::unique_ptr<CredentialFiles> credentials_;  // its thread calls the services
   std::vector<std::string> addresses_;
+  std::vector<std::shared_ptr<grpc::ServerCredentials>> tls_;  // of the addresses with TLS
   std::vector<std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor>> acceptors_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<AcceptLoop> accept_loop_;

@@ -1,4 +1,4 @@
-// What a status says to programs.
+// A status's information for programs.
 #ifndef FLASHCORE_TESTS_BASE_HAS_INFO_H_
 #define FLASHCORE_TESTS_BASE_HAS_INFO_H_
 

@@ -55,6 +55,23 @@ inline void Pass(int unix_socket, int file) {
   EXPECT_EQ(wire::SendBytes(unix_socket, "x", file, /*flags=*/0), 1);
 }
 
+// The ends of a Unix connection, or of a pipe.
+struct Ends {
+  FileDescriptor first, second;
+};
+
+inline Ends Pair() {
+  int ends[2];
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
+}
+
+// A lingering socket that is nowhere but in the queue of `to`.
+inline void PassLingering(LingeringSocket* socket, const FileDescriptor& to) {
+  const FileDescriptor file = socket->Take();
+  Pass(to.get(), file.get());
+}
+
 }  // namespace flashcore::server::testing
 
 #endif  // FLASHCORE_TESTS_BASE_LINGERING_SOCKET_H_

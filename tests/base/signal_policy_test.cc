@@ -1,4 +1,4 @@
-// What a signal asks for, by what came before it and when.
+// The meaning of a signal, by what came before it and when.
 #include "server/base/signal_policy.h"
 
 #include <csignal>

@@ -4,8 +4,8 @@ A cell is one case measured on several variants: servers, transports or flags. E
 process `flashcore bench --rounds_from_stdin`, which loads its K/V once. In a round every variant is
 measured once, and every other round goes backwards, so that a drift of the machine hits all alike.
 
-A row is flat: one variant of one cell. Of each quantity it has the median of its rounds and, with
-_min and _max, their spread. See record_server.py for the keys.
+A row is flat: one variant of one cell. It has the median of the rounds of each quantity and, with _min and
+_max, their spread. See record_server.py for the keys.
 """
 
 import argparse
@@ -198,7 +198,7 @@ def noted(errors, name):
 
 
 def quantities(report):
-    """What a row has of one report of `flashcore bench`: numbers, flat, with units in the keys."""
+    """A row's numbers from one report of `flashcore bench`, flat, with units in the keys."""
     out = {"p50_us": report["latency_us"]["p50"], "p99_us": report["latency_us"]["p99"],
            "mean_us": report["latency_us"]["mean"],
            "outside_kernel_p50_us": report["outside_kernel_us"]["p50"],
@@ -269,7 +269,7 @@ def format_row(row):
 
 
 class Record:
-    """What is measured, written to the file after each cell: a run that is cut short keeps it."""
+    """The cells measured so far, written to the file after each cell: a run that is cut short keeps them."""
 
     def __init__(self, args):
         self._path = args.json
@@ -319,7 +319,7 @@ def comma_separated(kind, choices=None):
 
 
 def add_arguments(parser):
-    """What every record takes."""
+    """The arguments of every record."""
     parser.add_argument("--server", default="build/server/flashcore-server")
     parser.add_argument("--cli", default="build/client/cli/flashcore")
     parser.add_argument("--device", default="cuda:0", help="of all servers")

@@ -42,7 +42,7 @@ def kv_bytes(case, clients):
 
 
 def most_kv_bytes(args):
-    """What a flashcore-server needs for the largest cell, and some more."""
+    """The memory of a flashcore-server for the largest cell, and some more."""
     cases = [(case, n) for case in args.cases for n in args.clients]
     fits = [kv_bytes(*cell) for cell in cases if kv_bytes(*cell) <= args.max_kv_gib * 2**30]
     return int(max(fits, default=0) * 1.1) + (1 << 30)
@@ -127,7 +127,7 @@ def run(args, record):
 
 
 def add_arguments(parser):
-    """What the section takes beside cells.add_arguments."""
+    """The section's arguments beside cells.add_arguments."""
     comma_separated = cells.comma_separated
     parser.add_argument("--cases", type=comma_separated(str, CASES), default=list(CASES))
     parser.add_argument("--clients", type=comma_separated(int), default=[1, 16, 64])

@@ -14,14 +14,14 @@
 
 #include "flashcore/v1/debug.grpc.pb.h"
 #include "grpcpp/health_check_service_interface.h"
-#include "server/transport/grpc/self_check.h"
+#include "server/transport/grpc/guard/self_check.h"
 
 namespace flashcore::bench {
 namespace {
 
 using v1::DebugService;
 
-// What the service does with its bytes; the same code behind both APIs. Thread-safe.
+// The service's work on its bytes; the same code behind both APIs. Thread-safe.
 class Echo {
  public:
   Echo() : reply_(kLargeReplyBytes, 'r') {}

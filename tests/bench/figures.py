@@ -21,13 +21,13 @@ import figure_tables
 
 RECORDS = pathlib.Path(__file__).resolve().parent / "results"
 ROOT = RECORDS.parents[2]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "client/README.md", "deploy/README.md",
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "client/README.md", "deploy/README.md", "deploy/L2_WINDOW.md",
              "deploy/kubernetes/README.md", "deploy/prometheus/RUNBOOK.md", "kernels/README.md",
-             "server/README.md", "server/RESULTS.md", "server/IMPLEMENTATION.md", "tests/README.md",
-             "tests/fuzz/README.md")
+             "kernels/KV_8BIT.md", "kernels/RESULTS.md", "server/README.md", "server/RESULTS.md",
+             "server/IMPLEMENTATION.md", "tests/README.md", "tests/fuzz/README.md")
 BLOCK = re.compile(r"(<!-- figures: ([a-z0-9-]+) -->\n).*?(<!-- end of figures -->\n)", re.DOTALL)
-# What only a measurement can say: 1.2x, 3 to 5% faster, 8.5 us, 100 requests/s, 4 TB/s, 0.7 to 0.9 of
-# a call.
+# Only a measurement can say these: 1.2x, 3 to 5% faster, 8.5 us, 100 requests/s, 4 TB/s, 0.7 to 0.9 of a
+# call.
 QUOTED = re.compile(r"\b\d[\d.,]*(x(?!\w)|% (faster|slower)| us\b| requests/s| TB/s"
                     r"| TFLOP/s| times (as|the))|\b0\.\d+ (to [\d.]+ )?of (an?|the|its)\b")
 

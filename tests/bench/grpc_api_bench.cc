@@ -126,7 +126,7 @@ long StatusField(const std::string& directory, const std::string& key) {
   return -1;
 }
 
-// What a server process has spent since it started.
+// The CPU time that a server process has spent since it started.
 struct ServerCost {
   double cpu_us = 0;    // all threads, user and system
   double switches = 0;  // times that a thread went to sleep

@@ -27,7 +27,8 @@
 #include "server/kv/sequence_store.h"
 #include "server/request/validate.h"
 #include "server/telemetry/metrics.h"
-#include "server/transport/message.h"
+#include "server/transport/grpc/adapters.h"
+#include "server/transport/rpc/message.h"
 
 ABSL_FLAG(uint32_t, spans, 64, "sequences that one request decodes");
 ABSL_FLAG(uint32_t, rows, 4096, "rows of each sequence before the first step");
@@ -193,7 +194,8 @@ void Step(Host* host, const std::string& bytes, Lane* lane, StepTimes* times) {
   times->End("queue: enqueue");
   host->batcher.Take(&lane->batch);
   times->End("queue: take");
-  host->sequences.BeginLaunch(lane->batch.operations, &lane->launch);
+  host->sequences.BeginLaunch(
+      lane->batch.operations, [](AttendOperation*) { return true; }, &lane->launch);
   times->End("launch: begin");
   for (const auto& [refused, status] : lane->launch.refused) Check(status);
   operation->work = EstimateWork(*operation, true, {});
@@ -215,7 +217,7 @@ void Step(Host* host, const std::string& bytes, Lane* lane, StepTimes* times) {
   times->End("complete: release the queue's slots");
   operation->sequences.Reset();
   times->End("complete: end of the lease");
-  { const grpc::ByteBuffer reply = EncodeReply(operation.get()); }
+  { const grpc::ByteBuffer reply = ToByteBuffer(EncodeReply(operation.get())); }
   times->End("reply: encode");
   operation.reset();
   times->End("reply: destroy the operation");
@@ -239,7 +241,8 @@ void Load(Host* host, const std::string& id, uint32_t layers, uint32_t rows) {
       Check(host->sequences.Lease(&operation));
       Launch launch;
       AttendOperation* const operations[] = {&operation};
-      host->sequences.BeginLaunch(operations, &launch);
+      host->sequences.BeginLaunch(
+          operations, [](AttendOperation*) { return true; }, &launch);
       for (const auto& [refused, status] : launch.refused) Check(status);
       host->sequences.EndLaunch(launch, true);
       operation.sequences.Reset();

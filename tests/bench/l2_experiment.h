@@ -14,7 +14,7 @@
 
 namespace flashcore::kernels {
 
-// What else reads device memory.
+// The other readers of device memory.
 struct Traffic {
   size_t cold_bytes = 0;  // before each hot launch, on its stream; a multiple of kColdLaunchBytes
   int background_blocks = 0;  // of the BackgroundReader, all the time
@@ -46,7 +46,7 @@ class L2Experiment {
     Percentiles us;              // of one hot launch, from event to event
     double background_gbps = 0;  // of the background reader beside hot and cold launches
   };
-  // Of `repeats` hot launches. Ends the program if the output's bits are not those of the first
+  // Times `repeats` hot launches. Ends the program if the output's bits are not those of the first
   // launch.
   Times Time(const Traffic& traffic, int repeats);
 

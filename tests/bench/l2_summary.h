@@ -7,7 +7,7 @@
 
 namespace flashcore::kernels {
 
-// Of one quantity, over the rounds.
+// Spread of one quantity, over the rounds.
 struct Spread {
   double median = 0;
   double min = 0;
@@ -17,8 +17,8 @@ struct Spread {
 // `values` is not empty.
 Spread SpreadOf(std::vector<double> values);
 
-// What the window does to a time, in percent of the time without the window, for gain and cost
-// alike: -10 is a gain of 10%, 10 a cost of 10%. Of each round: times of the same round are
+// The window's effect on a time, in percent of the time without the window, for gain and cost
+// alike: -10 is a gain of 10%, 10 a cost of 10%. One value a round: times of the same round are
 // compared. `with` and `without` are equally long.
 std::vector<double> ChangePercent(const std::vector<double>& with,
                                   const std::vector<double>& without);

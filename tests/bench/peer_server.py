@@ -4,7 +4,7 @@
     PYTHONPATH=GENERATED tests/bench/peer_server.py --listen=127.0.0.1:0 --device=cuda:0
 
 Serves the part of flashcore.v1.AttentionService that `flashcore bench` uses: spans of one length in
-a request, resident sequences of one layer, no LSE, no sliding window, no forks. What it lacks is
+a request, resident sequences of one layer, no LSE, no sliding window, no forks. A missing feature is
 UNIMPLEMENTED. Needs PyTorch, NumPy, grpcio, and the modules generated from the .proto.
 
 Each thread of the pool has a CUDA stream, pinned staging memory and device memory of its own; a

@@ -15,9 +15,9 @@ every 50 ms, so that what slows the machine slows both:
     attend_small             latency of an Attend with little to compute to that of an echo
     attend_transport         latency of an Attend of 512 KiB, outside the kernel, to that of an echo
 
-A ratio is measured REPEATS times. The median counts, and it may be LIMIT times that on record. What
-fails is measured again, ATTEMPTS times in all, and passes with the lowest median: a burst of other
-work on the machine is over by then, a slower program stays slower.
+A ratio is measured REPEATS times. The median counts, and it may be LIMIT times that on record. A failure is
+measured again, ATTEMPTS times in all, and passes with the lowest median: a burst of other work on the machine
+is over by then, a slower program stays slower.
 
 The ratios depend on the width of the CPU's vectors and on OpenBLAS's code for it, so each kind of CPU
 (SIMD target and OpenBLAS core) has a record of its own. Without one nothing is judged.

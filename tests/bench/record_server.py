@@ -75,7 +75,7 @@ CPU_DECODE64 = ["--mode=decode", "--shape=64x8x512x64", "--compare_inline"]
 SECTIONS = ("peer", "transports", "tuning", "cpu")
 INLINE_SECONDS = 3  # a round with inline steps: one takes a tenth of a second
 
-# Of each flag the values, the default first, and the cells: case and clients.
+# The values of each flag, the default first, and the cells: case and clients.
 TUNING = {
     "idle_spin_us": ((1000, 0), (("decode1", 1),)),
     "lanes": ((2, 1, 4), (("decode1", 1), ("decode1", 16), ("decode1", 64))),

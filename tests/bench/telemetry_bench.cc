@@ -1,4 +1,4 @@
-// What one recording costs, alone and with every core recording.
+// The cost of one recording, alone and with every core recording.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What TLS costs: flashcore bench on a plaintext server and on one with TLS, in turns of one run.
+"""The cost of TLS: flashcore bench on a plaintext server and on one with TLS, in turns of one run.
 
     tests/bench/tls_cost.py BUILD [--rounds=5] [--seconds=3]
 

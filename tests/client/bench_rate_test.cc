@@ -111,7 +111,7 @@ class RateTest : public BenchTest {
     EXPECT_TRUE(kinds == 1 || turns.size() > 2 * kinds);
   }
 
-  // Of one kind: the calls that ended in the window, and the part of the window that they and what
+  // For one kind: the calls that ended in the window, and the part of the window that they and what
   // came before them took.
   std::pair<int, double> Expected(const std::string& kind, SteadyTime begin) const {
     const SteadyTime start = begin + kWarmup, end = start + kWindow;

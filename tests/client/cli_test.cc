@@ -298,7 +298,7 @@ TEST(OracleTest, Compares8BitSequencesWithTheirStoredRows) {
   }
 }
 
-// What is wrong with an answer.
+// The error in an answer.
 struct Fault {
   double query_scale = 1;  // factor of the scales of Q
   int lost_rows = 0;       // the last rows of K/V

@@ -89,7 +89,7 @@ TEST(ContractTest, TheClientSendsEveryFieldOfARequest) {
   add(r.output.data(), r.output.size());
   add(r.lse_values.data(), r.lse_values.size() * sizeof(float));
   local::RingRequest in_ring;
-  ASSERT_EQ(in_ring.Prepare(request, regions, /*arena=*/nullptr, absl::InfiniteFuture()),
+  ASSERT_EQ(in_ring.Prepare(request, regions, /*pool=*/nullptr, local::SteadyTime::max()),
             absl::OkStatus());
   v1::AttendRequest shared;
   ASSERT_TRUE(shared.ParseFromString(in_ring.Serialized()));

@@ -32,7 +32,7 @@ class FakeLocalServer {
   void Stop();
   void Start();
 
-  // Of a call: sets the response, or returns why not. Default: UNIMPLEMENTED.
+  // Handles a call: sets the response, or returns why not. Default: UNIMPLEMENTED.
   std::function<v1::Status(const v1::LocalCall&, std::string*)> on_call;
   // Before a request of a ring is answered; its status is the answer's. Default: OK.
   std::function<v1::Status(const v1::AttendRequest&)> on_attend;

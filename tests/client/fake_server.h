@@ -32,7 +32,7 @@ class FakeServer final : public v1::AttentionService::Service {
 
   std::string target() const;
   int attend_calls() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // What Attend last received.
+  // The last request that Attend received.
   v1::AttendRequest last_request() const ABSL_LOCKS_EXCLUDED(mutex_);
   // The metadata `key` of each call so far, "" where there was none.
   std::vector<std::string> metadata(const std::string& key) const ABSL_LOCKS_EXCLUDED(mutex_);

@@ -4,9 +4,8 @@
 #include <thread>
 #include <vector>
 
-#include "client/cpp/local/region.h"
-#include "client/cpp/local/ring.h"
-#include "client/cpp/local/socket.h"
+#include "client/local/memory.h"
+#include "client/local/ring.h"
 #include "gtest/gtest.h"
 #include "proto/wire/ring.h"
 #include "tests/base/test_seed.h"
@@ -28,22 +27,28 @@ class RingTest : public testing::Test {
   void Answer(uint64_t tag, const std::string& message) {
     const uint64_t number = header().completed.load();
     std::byte* const at =
-        memory_->data() + sizeof(RingHeader) + (kSlots + number % kSlots) * size_t{kSlotBytes};
+        memory_.data() + sizeof(RingHeader) + (kSlots + number % kSlots) * size_t{kSlotBytes};
     const CompletionSlot slot = {tag, static_cast<uint32_t>(message.size()), 0};
     std::memcpy(at, &slot, sizeof(slot));
     std::memcpy(at + sizeof(slot), message.data(), message.size());
     header().completed.store(number + 1);
   }
-  RingHeader& header() { return *reinterpret_cast<RingHeader*>(memory_->data()); }
+  RingHeader& header() { return *reinterpret_cast<RingHeader*>(memory_.data()); }
   SubmissionSlot Submitted(uint64_t number) {
     SubmissionSlot slot;
-    std::memcpy(&slot, memory_->data() + sizeof(RingHeader) + number % kSlots * size_t{kSlotBytes},
+    std::memcpy(&slot, memory_.data() + sizeof(RingHeader) + number % kSlots * size_t{kSlotBytes},
                 sizeof(slot));
     return slot;
   }
 
-  const std::unique_ptr<Region> memory_ = *Region::Create(RingBytes(kSlots, kSlotBytes));
-  Ring ring_{memory_->data(), kSlots, kSlotBytes};
+  static Memory Create() {
+    Memory memory;
+    EXPECT_TRUE(Memory::Create(RingBytes(kSlots, kSlotBytes), &memory).ok());
+    return memory;
+  }
+
+  const Memory memory_ = Create();
+  Ring ring_{memory_.data(), kSlots, kSlotBytes};
   std::atomic<bool> stop_{false};
 };
 
@@ -84,7 +89,7 @@ TEST_F(RingTest, FindsMalformedCompletions) {
   EXPECT_TRUE(answer.malformed);
   header().completed = 1;
   const CompletionSlot slot = {1, kSlotBytes, 0};
-  std::memcpy(memory_->data() + sizeof(RingHeader) + kSlots * size_t{kSlotBytes}, &slot,
+  std::memcpy(memory_.data() + sizeof(RingHeader) + kSlots * size_t{kSlotBytes}, &slot,
               sizeof(slot));
   ASSERT_TRUE(ring_.Poll(&answer));
   EXPECT_TRUE(answer.malformed);
@@ -111,13 +116,6 @@ TEST_F(RingTest, WaitsUntilTheDeadline) {
   ring_.Wait(stop_, SteadyTime(), deadline);
   EXPECT_GE(std::chrono::steady_clock::now(), deadline);
   EXPECT_EQ(header().client_sleeps, 0u);
-}
-
-TEST(PathTest, SaysWhatIsWrong) {
-  EXPECT_TRUE(CheckPath("/run/flashcore/local.sock").ok());
-  for (const std::string& path : {std::string(), std::string("a/b"), std::string(108, '/')}) {
-    EXPECT_EQ(CheckPath(path).code(), absl::StatusCode::kInvalidArgument) << path;
-  }
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ class UnmappedInputs {
   std::vector<std::byte> output_;
 };
 
-// Whose deadlines pass at every stage of a request. If gRPC still wrote from the inputs, its write
+// Deadlines that pass at every stage of a request. If gRPC still wrote from the inputs, its write
 // would fail and break the connection.
 void SendWithShortDeadlines(int requests) {
   FakeServer server;  // mostly answers too late

@@ -58,7 +58,7 @@ class Server(FakeServer):
 
 
 class World:
-    """What the calls are on, as good as new."""
+    """The objects of the calls, as good as new."""
 
     def __init__(self):
         self.server = Server()

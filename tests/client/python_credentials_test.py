@@ -18,7 +18,7 @@ from flashcore._credentials import TokenFile, stays_on_host, uses_http_proxy
 
 CERTIFICATE = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 KEY = b"-----BEGIN EC PRIVATE KEY-----\nAAAA\n-----END EC PRIVATE KEY-----\n"
-# What no credential file may be, and what is said of it.
+# Contents that no credential file may have, and the message for each.
 UNUSABLE = dict(
     missing=(None, "No such file"), folder=("folder", "Is a directory"),
     empty=(b"", ""), blank=(b" \n", ""), comment=(b"# nothing\n", ""),

@@ -10,7 +10,7 @@ from unittest import mock
 
 import flashcore
 import numpy as np
-from flashcore import _c_library, _local, _messages, aio
+from flashcore import _c_library, _local, _local_connection, _messages, aio
 from flashcore._transport import Config, Retry
 
 DIM = 32
@@ -198,7 +198,7 @@ class LocalTransportTest(unittest.TestCase):
 
     def test_large_memory_is_reused_however_often(self):
         client, tensors = self.client(), self.tensors(5000)
-        with mock.patch.object(_local, "_MOST_IDLE_BYTES", 4 << 20):  # of few such blocks
+        with mock.patch.object(_local_connection, "_MOST_IDLE_BYTES", 4 << 20):  # of few such blocks
             for _ in range(10):
                 client.attend(*tensors)
         self.assertEqual(len(self.library.regions), 1)
@@ -324,12 +324,12 @@ class LocalTransportTest(unittest.TestCase):
                 await client.attend(q, k, v)
                 self.library.held, self.library.slots = True, 1
                 tasks = [asyncio.ensure_future(client.attend(q, k, v)) for _ in range(4)]
-                while len(transport._link._turns) < 3:
+                while len(transport._connection._turns) < 3:
                     await asyncio.sleep(0)
                 tasks[2].cancel()  # has no turn yet
                 await asyncio.wait(tasks[2:3])
                 self.library.answer()
-                transport._take(transport._link)  # gives the next task its turn
+                transport._take(transport._connection)  # gives the next task its turn
                 tasks[1].cancel()
                 for place in (0, 3):
                     while not self.library.requests and not tasks[place].done():

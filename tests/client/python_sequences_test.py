@@ -35,8 +35,8 @@ def status(code, message, reason="", **metadata):
 
 
 class FakeServer:
-    """A transport to a server with sequences. What it answers to Attend is the query. `faults` are of the
-    next calls: None, or (error, whether the call takes effect all the same)."""
+    """A transport to a server with sequences. Its answer to Attend is the query. `faults` are of the next
+    calls: None, or (error, whether the call takes effect all the same)."""
 
     def __init__(self, *faults, max_operations=8, devices=1, details=True):
         self.faults = list(faults)

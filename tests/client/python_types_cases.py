@@ -1,4 +1,4 @@
-"""What type checkers say of calls. Not run: python_types_test.py has mypy --strict read it, and pyright."""
+"""Type checkers' verdicts on calls. Not run: python_types_test.py has mypy --strict read it, and pyright."""
 
 from collections.abc import Sequence as Items
 from typing import Union
@@ -14,7 +14,7 @@ F32 = NDArray[np.float32]
 
 
 class TorchTensor:
-    """Of any framework but numpy: one type for all dtypes."""
+    """A tensor of any framework but numpy: one type for all dtypes."""
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 1, 0

@@ -25,7 +25,7 @@ DOCUMENTS = ("README.md", "client/python/README.md")
 
 
 def check(folder):
-    """What the checker finds in the Python files of a folder; empty: nothing."""
+    """The checker's findings in the Python files of a folder; empty if there are none."""
     installed = "site-packages" in str(PACKAGE)
     environment = dict(os.environ)
     environment.pop("PYTHONPATH", None)

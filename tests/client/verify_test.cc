@@ -31,8 +31,8 @@ constexpr int kShortResident = 3;
 constexpr int kLongInline = 5, kForked = 6, kLongForked = 8, kLongResident = 10;
 constexpr int kLongRows = 500;  // a span of a long case has more, one of a short case fewer
 
-// What a server holds. The longest spans of a small one have thousands of rows, and a run of its
-// cases takes a fraction of the time; those of a large one have kMaxVerifyRows.
+// The contents of a server. The longest spans of a small one have thousands of rows, and a run of
+// its cases takes a fraction of the time; those of a large one have kMaxVerifyRows.
 struct Size {
   uint64_t kv_memory_bytes, message_bytes;
   uint32_t heads;

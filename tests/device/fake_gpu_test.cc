@@ -1,4 +1,4 @@
-// What the CUDA device asks of the driver, on a fake GPU. real_device_test.cc and
+// The CUDA device's calls of the driver, on a fake GPU. real_device_test.cc and
 // sequences_property_test.cc, linked with the same fake, check its results.
 #include "tests/device/fake_gpu.h"
 

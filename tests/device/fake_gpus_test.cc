@@ -69,7 +69,7 @@ class FakeGpusTest : public ::testing::Test {
     return status.ok() ? fleet_->Enqueue(&job->operation) : status;
   }
 
-  // What is wrong with the results of the last of `jobs`, which have appended to one sequence.
+  // The error in the results of the last of `jobs`, which have appended to one sequence.
   std::string CheckLast(const std::vector<std::unique_ptr<AttendJob>>& jobs) {
     AttendJob whole;  // the same with all rows inline
     uint32_t rows = 0;

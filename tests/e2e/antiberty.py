@@ -86,7 +86,8 @@ class Model:
         self._weights = weights
 
     def logits(self, sentences, attend):
-        """Of each residue at each token of the sentences, which are arrays of tokens: [tokens, 20], float32.
+        """The logits of each residue at each token of the sentences, which are arrays of tokens: [tokens,
+        20], float32.
 
         attend(layer, q, k, v): attention within each sentence; O and its arguments are
         [tokens of all sentences, HEADS, DIM], float32.

@@ -33,7 +33,8 @@ flooding_client.main()
 """
 HONEST, FIRST_ATTACKER = 20001, 20010  # users, nobody's
 LOCAL_ATTACKS = {"list": 8, "fork": 8, "manage": 8, "call": 40, "cancel": 20, "rings": 150, "idle": 20}
-# What the flags let clients take, all together: messages over gRPC, half frames, unanswered calls, replies.
+# The memory that the flags let clients take, all together: messages over gRPC, half frames, unanswered calls,
+# replies.
 BUDGETS = (3 * 256 + 64) * MIB
 
 

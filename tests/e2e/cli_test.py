@@ -211,7 +211,7 @@ class CliTest(unittest.TestCase):
 
     @harness.stress
     def test_the_ratios_of_bench_are_plausible(self):
-        # What is divided takes about as long as what divides, whatever else the machine does.
+        # The dividend takes about as long as the divisor, whatever else the machine does.
         resident = ("--mode=decode", "--shape=1x8x200x64", "--duration=2s")
         stream = self.run_json("bench", *resident, "--stream", "--compare_unary", "--echo")
         echo = self.run_json("bench", "--shape=1x8x512x64", "--duration=2s", "--echo")

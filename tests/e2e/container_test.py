@@ -28,7 +28,7 @@ def is_kv_full(error):
 
 
 class Load:
-    """What clients do until `end`: each method in threads of its own."""
+    """The clients' calls until `end`: each method in threads of its own."""
 
     def __init__(self, server, end):
         self.server, self.end = server, end

@@ -1,6 +1,6 @@
 """A device is lost under load: requests fail, health turns to NOT_SERVING, the process exits.
 
-Of two devices, the other one still completes what it has in flight.
+The other device still completes what it has in flight.
 """
 
 import signal

@@ -40,7 +40,7 @@ NEXT_HEADERS = POST_HTTP + b"\xc1\xc0\xbf\xbe"
 
 
 def begin(stream, message):
-    """Of a call, which `message` completes."""
+    """Begins a call, which `message` completes."""
     whole = frame(DATA, END_STREAM, stream, b"\0\0\0\0\0") if message else b""
     return frame(HEADERS, END_HEADERS, stream, NEXT_HEADERS) + whole
 
@@ -50,7 +50,7 @@ def reset(stream, message):
 
 
 def on_streams(unit, first, count):
-    """What `unit`, a function, makes of `count` streams from `first` on."""
+    """The frames that `unit`, a function, makes of `count` streams from `first` on."""
     marked = unit(MARK)
     frames = np.tile(np.frombuffer(marked, np.uint8), (count, 1))
     numbers = (first + 2 * np.arange(count, dtype=np.uint32)).astype(">u4")
@@ -77,7 +77,7 @@ class Flood:
         self._chunks = {}
 
     def chunk(self, first):
-        """What follows from stream `first` on."""
+        """The frames from stream `first` on."""
         if self.unit is None:
             return self.again
         if first not in self._chunks and len(self._chunks) < 50:

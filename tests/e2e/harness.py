@@ -43,7 +43,7 @@ COMPUTED = 'flashcore_request_phase_seconds_count{phase="kernel"}'  # counts the
 NO_DEVICE = 77  # the exit status that ctest takes for skipped
 PATIENCE = 60  # seconds that a condition may take to come true; far more than it needs
 
-# Of every random choice here; processes started here inherit it.
+# The seed of every random choice here; processes started here inherit it.
 SEED = int(os.environ.setdefault("FLASHCORE_TEST_SEED", "1"))
 print(f"FLASHCORE_TEST_SEED={SEED}", flush=True)
 

@@ -1,7 +1,7 @@
 """How far outputs are from attention in float64 on the FP16 rows that were sent, for each way to store K/V.
 
-Prints the table of kernels/README.md, and more rows, and compares them with it. FLASHCORE_TEST_DEVICE chooses
-the device; a GPU has more products than the CPU, and rounds probabilities to 16 bits.
+Prints the table of kernels/KV_8BIT.md, and more rows, and compares them with it. FLASHCORE_TEST_DEVICE
+chooses the device; a GPU has more products than the CPU, and rounds probabilities to 16 bits.
 """
 
 import re
@@ -78,7 +78,7 @@ def attend(client, way, *tensors):
 
 
 def errors(got, want):
-    """Of each set: the relative L2 error, and the largest error, both over the root mean square of O."""
+    """For each set, the relative L2 error and the largest error, both over the root mean square of O."""
     shape = (QUERIES, len(SETS), HEADS_OF_A_SET * DIM)
     got, want = (x.astype(np.float64).reshape(shape) for x in (got, want))
     size = np.sqrt((want ** 2).mean(axis=(0, 2)))
@@ -98,9 +98,9 @@ def line(name, of_sets):
 
 
 def published(name):
-    """Of each set, as errors() returns it."""
+    """The published errors of each set, as errors() returns them."""
     cell = r" ([\d.]+)%, ([\d.]+)% \|"
-    found = harness.published(rf"\| {re.escape(name)} \|{cell * len(SETS)}", "kernels/README.md")
+    found = harness.published(rf"\| {re.escape(name)} \|{cell * len(SETS)}", "kernels/KV_8BIT.md")
     return np.reshape(found, (-1, 2)) / 100
 
 

@@ -1,4 +1,4 @@
-"""What the ways to store K/V cost a language model whose attention the server does.
+"""The cost of the ways to store K/V for a language model whose attention the server computes.
 
 AntiBERTy runs here in float32, over antibodies with some residues masked. The K/V of each layer is appended
 to sequences of the server, one for each antibody, and attended to. Prints
@@ -57,7 +57,7 @@ LIMITS = {
     "int8": Limits(int8_steps, 0.99, 0.01, (0.9, 1.1)),
     "float8_e4m3": Limits(float8_e4m3_steps, 0.99, 0.01, (0.85, 1.1)),
 }
-# Of products of codes. What rounds a row of Q moves all its scores together, which the theory leaves out.
+# For products of codes. Rounding a row of Q moves all its scores together, which the theory leaves out.
 THEORY_OF_CODES = (0.8, 1.25)
 
 
@@ -70,8 +70,8 @@ def exact_attention(q, k, v):
 
 
 def squared_errors_of_codes(p, scales):
-    """Of 8-bit probabilities: p times the scales of V's rows [keys, heads] in steps of 1/255 of the largest
-    of a tile. What is below half a step is lost."""
+    """Squared errors of 8-bit probabilities: p times the scales of V's rows [keys, heads] in steps of 1/255
+    of the largest of a tile. Values below half a step are lost."""
     squares = np.empty_like(p)
     for begin in range(0, p.shape[-1], TILE_TOKENS):
         tile = slice(begin, begin + TILE_TOKENS)
@@ -83,8 +83,8 @@ def squared_errors_of_codes(p, scales):
 
 
 def expected_squared_error(q, k, v, o, p, steps, precision):
-    """Of all of O together, if each stored element of K and V, each of O, and with 8-bit products each code
-    of Q and of P, is off by a random part of half a step, which has the variance step^2 / 12."""
+    """The error of all of O together, if each stored element of K and V, each of O, and with 8-bit products
+    each code of Q and of P, is off by a random part of half a step, which has the variance step^2 / 12."""
     of_scores = np.einsum("ihd,jhd->hij", q ** 2, steps(k) ** 2) / DIM / 12
     if precision != "16bit":
         of_scores += np.einsum("ihd,jhd->hij", int8_steps(q) ** 2, k ** 2) / DIM / 12
@@ -165,7 +165,8 @@ class KvQualityTest(harness.unittest.TestCase):
         text = Text()
         want = model.logits(text.masked, attention_here(text))
         perplexity = text.perplexity(want)
-        # Of 20 residues; the mutated ones can hardly be guessed. More: the model has been read wrongly.
+        # There are 20 residues; the mutated ones can hardly be guessed. More: the model has been read
+        # wrongly.
         self.assertLess(perplexity, 3)
 
         with harness.Server() as server, flashcore.connect(server.target) as client:

@@ -30,7 +30,7 @@ os.execve(program, sys.argv[3:], os.environ)
 
 
 class LimitedServer(harness.Server):
-    """Of a user of its own if `user`; `limits`: of resource.setrlimit, by name."""
+    """A server of a user of its own if `user`; `limits` are those of resource.setrlimit, by name."""
 
     def __init__(self, limits, *flags, user=0):
         with tempfile.NamedTemporaryFile("w", prefix="limited-", delete=False) as script:
@@ -46,7 +46,7 @@ class LimitedServer(harness.Server):
 
 
 def refusal(limits, *flags, user=0):
-    """What a server says that does not start."""
+    """The message of a server that does not start."""
     done = subprocess.run([sys.executable, "-c", LAUNCHER, str(user), json.dumps(limits), harness.SERVER,
                            "--listen=127.0.0.1:0", "--metrics_listen=127.0.0.1:0", *harness.device_flags(),
                            *flags], capture_output=True, text=True, timeout=harness.PATIENCE, check=False)

@@ -222,7 +222,7 @@ def may_unshare():
 
 @unittest.skipUnless(may_unshare(), "this user may not make user namespaces")
 class UserNamespaceTest(unittest.TestCase):
-    """Who calls is the user of the client as the server's namespace knows it."""
+    """The caller is the user of the client as the server's namespace knows it."""
 
     def identity(self, server, *prefix, **options):
         # Copies beside the socket: another user may not be able to read the checkout.

@@ -1,5 +1,5 @@
 """One user floods the local socket with calls, cancels and bad requests in rings; another one is served as
-before. What takes turns, and how, is tested in tests/transport/local_turns_test.cc."""
+before. tests/transport/local/turns_test.cc tests what takes turns, and how."""
 
 import contextlib
 import json

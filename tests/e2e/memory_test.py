@@ -144,7 +144,7 @@ class MemoryTest(unittest.TestCase):
                 value=half) for i in range(15))
             self.assertGreater(server.status_bytes("VmRSS") - before, 15 * 16 * MIB)
             stub.DeleteSequence(pb.DeleteSequenceRequest(sequence_id=sequence))
-            # What chunks took in staging memory and as messages is kept for the next ones.
+            # Staging memory and messages of chunks are kept for the next ones.
             harness.wait_until(lambda: server.status_bytes("VmRSS") - before <= 4 * 16 * MIB,
                                "the memory is given back")
 

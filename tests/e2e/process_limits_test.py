@@ -1,5 +1,5 @@
-"""What a server and clients do at other limits of their process than that of threads (threads_test): open
-files, stack, CPU time."""
+"""The behaviour of a server and clients at other limits of their process than that of threads (threads_test):
+open files, stack, CPU time."""
 
 import json
 import os

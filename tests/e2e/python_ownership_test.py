@@ -1,4 +1,4 @@
-"""Who may use a client of the Python package: the process and the event loop that it belongs to."""
+"""The users of a client of the Python package: the process and the event loop that it belongs to."""
 
 import asyncio
 import gc

@@ -33,7 +33,7 @@ class PackageTest(unittest.TestCase):
         source = folder / "checkout" / "client" / "python"
         shutil.copytree(ROOT / "client" / "python", source,
                         ignore=shutil.ignore_patterns("build", "*.egg-info", "*.binpb", "__pycache__"))
-        for part in ("proto", "client/c", "client/cpp/local", "client/include"):
+        for part in ("proto", "client/c", "client/local", "client/include"):
             shutil.copytree(ROOT / part, folder / "checkout" / part)
         # Debian's grpcio, protobuf and numpy, and nothing of this test's.
         run(sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", folder / "venv")

@@ -354,25 +354,26 @@ class HeldLocalServerTest(unittest.TestCase):
             for _ in range(3):
                 with self.assertRaises(TimeoutError):
                     client.attend(self.x, self.x, self.x, timeout=0.05)
-            link = client.core._transport._link
-            self.assertLessEqual(len(link._calls), 3)
-            abandoned = {id(call.block) for call in link._calls.values()}
-            self.assertTrue(abandoned.isdisjoint(id(b) for blocks in link._free.values() for b in blocks))
+            connection = client.core._transport._connection
+            self.assertLessEqual(len(connection._calls), 3)
+            abandoned = {id(call.block) for call in connection._calls.values()}
+            free = {id(block) for blocks in connection._free.values() for block in blocks}
+            self.assertTrue(abandoned.isdisjoint(free))
         np.testing.assert_array_equal(client.attend(self.x, self.x, self.x), self.x)
-        self.assertEqual(link._calls, {})
+        self.assertEqual(connection._calls, {})
 
     def test_cancelled_tasks_and_close_with_calls_in_flight(self):
         async def run():
             client = flashcore.aio.connect(self.target)
             await client.server_info()
             tasks = [asyncio.ensure_future(client.attend(self.x, self.x, self.x)) for _ in range(4)]
-            link = client._transport._link
-            while len(link._calls) < 4:
+            connection = client._transport._connection
+            while len(connection._calls) < 4:
                 await asyncio.sleep(0)
             tasks[0].cancel()
             with self.assertRaises(asyncio.CancelledError):
                 await tasks[0]
-            self.assertEqual(sum(call.abandoned for call in link._calls.values()), 1)
+            self.assertEqual(sum(call.abandoned for call in connection._calls.values()), 1)
             with self.assertRaises(TimeoutError):
                 await client.attend(self.x, self.x, self.x, timeout=0.05)
             await client.close()
@@ -388,11 +389,11 @@ class HeldLocalServerTest(unittest.TestCase):
     def test_close_ends_the_calls_of_other_threads(self):
         client = flashcore.connect(self.target)
         client.server_info()
-        link = client.core._transport._link
+        connection = client.core._transport._connection
         with self.held_lane(), \
                 concurrent.futures.ThreadPoolExecutor(3) as pool:
             calls = [pool.submit(client.attend, self.x, self.x, self.x) for _ in range(3)]
-            harness.wait_until(lambda: len(link._calls) == 3, "the calls are in flight")
+            harness.wait_until(lambda: len(connection._calls) == 3, "the calls are in flight")
             client.close()
             for call in calls:
                 with self.assertRaises(flashcore.Cancelled):
@@ -401,11 +402,11 @@ class HeldLocalServerTest(unittest.TestCase):
     def test_the_servers_end_is_unavailable(self):
         client = self.enterContext(flashcore.connect(self.target, retry=flashcore.Retry(attempts=1)))
         client.server_info()
-        link = client.core._transport._link
+        connection = client.core._transport._connection
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             with self.held_lane():
                 calls = [pool.submit(client.attend, self.x, self.x, self.x) for _ in range(2)]
-                harness.wait_until(lambda: len(link._calls) == 2, "the calls are in flight")
+                harness.wait_until(lambda: len(connection._calls) == 2, "the calls are in flight")
                 self.server.process.kill()
                 for call in calls:
                     with self.assertRaises(flashcore.Unavailable) as caught:

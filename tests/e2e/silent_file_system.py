@@ -6,7 +6,7 @@ import os
 import struct
 import threading
 
-# Of linux/fuse.h.
+# Constants of linux/fuse.h.
 LOOKUP, FORGET, GETATTR, OPEN, RELEASE, FLUSH = 1, 2, 3, 14, 18, 25
 INIT, INTERRUPT, BATCH_FORGET = 26, 36, 42
 HEADER = struct.Struct("<IIQQIIII")

@@ -29,7 +29,7 @@ def handled(method, code, kind="unary"):
 
 
 def varint(number):
-    """Of protobuf."""
+    """A varint of protobuf."""
     low, rest = number & 127, number >> 7
     return bytes([low | 128]) + varint(rest) if rest else bytes([low])
 

@@ -32,7 +32,7 @@ EXPECTED = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.NOT_FOUND,
 # Between two replacements of the certificate and the token.
 ROTATE_SECONDS = min(60, SECONDS / 4)
 
-# Of sequences. A bench ends if one of its own expires while it is starved.
+# Time-outs of sequences. A bench ends if one of its own expires while it is starved.
 IDLE_SECONDS = 3 if SECONDS < 300 else 20
 KV_BYTES = 128 * harness.MIB
 # How much the largest memory of the second half may exceed that of the first half, in bytes. All K/V
@@ -57,7 +57,7 @@ class Worker:
         self.noise = np.random.default_rng(seed).standard_normal(1 << 20).astype(np.float16)
 
     def send_token(self, _, callback):
-        """Of each call: the token that is in the file now."""
+        """Sends with each call the token that is in the file now."""
         callback((("authorization", f"Bearer {self.token_file.read_text().strip()}"),), None)
 
     def bytes(self, rows, heads):

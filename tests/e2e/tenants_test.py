@@ -238,7 +238,7 @@ class OwnershipTest(unittest.TestCase):
 
 class OrphansTest(unittest.TestCase):
     def test_idle_sequences_go_and_give_back_their_memory(self):
-        """Of a client that is gone; not after the hour of the server's default."""
+        """Sequences of a client that is gone expire; not after the hour of the server's default."""
         with harness.Server() as server, server.channel() as channel:
             stub = harness.stub(channel)
             with server.channel() as gone:

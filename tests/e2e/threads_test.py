@@ -19,7 +19,7 @@ NEEDED = re.compile(r"the server needs (\d+) threads")
 
 
 def hello():
-    """What a TLS client sends first."""
+    """The first bytes of a TLS client."""
     sent = ssl.MemoryBIO()
     with_tls = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost")
     try:

@@ -142,7 +142,7 @@ class OneOwnerTest(CredentialsTest):
                     num_layers=1, num_kv_heads=1, head_dim=32, dtype=pb.DTYPE_FLOAT16)))
 
     def as_stranger(self, sequence, targets):
-        """What another user gets that deletes the sequence, at each of the targets."""
+        """The error that another user gets who deletes the sequence, at each of the targets."""
         with tempfile.TemporaryDirectory() as folder:  # it may not be able to read the checkout
             os.chmod(folder, 0o755)
             shutil.copy(pathlib.Path(__file__).with_name("local_raw_client.py"), folder)

@@ -152,7 +152,7 @@ class FakeDevice final : public HeapDevice {
   FakeDevice(FakeDeviceControl* control, const Options& options)
       : HeapDevice(options), control_(control) {}
 
-  // What is given back is poisoned again.
+  // Memory that is given back is poisoned again.
   KvMemory kv_memory() const override {
     KvMemory memory = HeapDevice::kv_memory();
     memory.give_back = [control = control_](std::byte* data, size_t bytes) {

@@ -37,8 +37,8 @@ void RunRound(SequenceWorld* world, unsigned seed, int round, int steps) {
 }
 
 // At least `rounds` rounds, and until `enough` holds, if it is set. Fails if it still does not
-// after many rounds: then the test would show less than it seems to. What happens in a round
-// differs a hundredfold from run to run.
+// after many rounds: then the test would show less than it seems to. The work in a round differs a
+// hundredfold from run to run.
 void RunRounds(SequenceWorld* world, unsigned seed, int steps, int rounds,
                const std::function<bool()>& enough) {
   constexpr int kMostRounds = 60;

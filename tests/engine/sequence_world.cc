@@ -327,7 +327,8 @@ void SequenceWorld::ExpectHolds(const ModelSequence& sequence, uint32_t layer) {
   ASSERT_EQ(AdmitNow(&engine_, &operation), absl::OkStatus());
   Launch launch;
   AttendOperation* const operations[] = {&operation};
-  engine_.sequences().BeginLaunch(operations, &launch);
+  engine_.sequences().BeginLaunch(
+      operations, [](AttendOperation*) { return true; }, &launch);
   ASSERT_EQ(launch.operations.size(), 1u);
   std::vector<kernels::Span> spans;
   AppendSpans(launch, engine_.device().kv_memory().base, launch.pages.data(), &spans);

@@ -95,7 +95,7 @@ class SequenceWorld {
 
   // These need quiet.
   void ExpectAllAgree();
-  // What the test is about and has not happened yet.
+  // The events that the test is about and that have not happened yet.
   std::vector<std::string> MissingOutcomes() const;
   void DeleteAll();
   void ExpectEmpty();

@@ -6,7 +6,8 @@
 #include "client/cpp/answer.h"
 #include "client/cpp/encode.h"
 #include "client/cpp/local/ring_request.h"
-#include "server/transport/message.h"
+#include "server/transport/grpc/adapters.h"
+#include "server/transport/rpc/message.h"
 #include "tests/fuzz/codec_values.h"
 #include "tests/fuzz/require.h"
 
@@ -150,8 +151,8 @@ void CheckStatus(const absl::Status& got, const v1::Status& status) {
   const std::string message =
       status.message().empty() ? "the server gave no message" : status.message();
   Require(got.message() == message, "status.message");
-  // What the server writes of it says the same. It has no details of a client.
-  const auto again = client::ParseAnswer(server::EncodeError("id", got), 0);
+  // The server's encoding of it says the same. It has no details of a client.
+  const auto again = client::ParseAnswer(server::ToByteBuffer(server::EncodeError("id", got)), 0);
   Require(again.ok() && again->status == absl::Status(got.code(), got.message()) &&
               again->result.request_id == "id",
           "an error's reply");
@@ -190,8 +191,8 @@ void CheckClientRequest(const v1::AttendRequest& message) {
       (want.has_output_range() || request->output.empty()) &&
       (want.has_lse_range() || request->lse.empty())) {
     client::local::RingRequest in_ring;
-    const absl::Status prepared =
-        in_ring.Prepare(*request, Client().table, /*arena=*/nullptr, absl::InfiniteFuture());
+    const absl::Status prepared = in_ring.Prepare(*request, Client().table, /*pool=*/nullptr,
+                                                  client::local::SteadyTime::max());
     Require(prepared.ok(), "the client refuses a request for a ring");
     v1::AttendRequest got;
     Require(got.ParseFromString(in_ring.Serialized()), "a malformed ring request");

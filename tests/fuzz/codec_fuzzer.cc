@@ -16,8 +16,8 @@
 #include "google/protobuf/stubs/logging.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "proto/wire/message.h"
-#include "server/transport/message.h"
-#include "server/transport/unknown_fields.h"
+#include "server/transport/rpc/message.h"
+#include "server/transport/rpc/unknown_fields.h"
 #include "tests/fuzz/codec_values.h"
 #include "tests/fuzz/require.h"
 

@@ -9,7 +9,7 @@
 #include "google/protobuf/descriptor.h"
 #include "server/kv/operation.h"
 #include "server/memory/regions.h"
-#include "server/transport/message.h"
+#include "server/transport/rpc/message.h"
 #include "tests/fuzz/require.h"
 #include "tests/memory/memfd.h"
 
@@ -68,7 +68,7 @@ void AddRange(const server::MemoryRange& range, v1::MemoryRange* out) {
   out->set_bytes(range.bytes);
 }
 
-// Of a name that is no id, only the number of bytes is kept.
+// For a name that is no id, only the number of bytes is kept.
 std::string NameBytes(const server::SequenceName& name) {
   return name.is_id() ? name.id().ToBytes() : std::string(name.size(), '?');
 }

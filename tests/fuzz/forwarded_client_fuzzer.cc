@@ -1,5 +1,5 @@
-// Gives bytes to the reader of x-forwarded-client-cert. What it accepts reads the same when it is
-// written again with all values in quotes.
+// Gives bytes to the reader of x-forwarded-client-cert. An accepted header reads the same when it
+// is written again with all values in quotes.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -7,7 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/transport/access/forwarded_client.h"
+#include "server/access/forwarded_client.h"
 #include "tests/fuzz/require.h"
 
 namespace flashcore::fuzz {

@@ -26,7 +26,7 @@
 #include "server/request/validate.h"
 #include "server/transport/local/frame_socket.h"
 #include "server/transport/local/ring.h"
-#include "server/transport/message.h"
+#include "server/transport/rpc/message.h"
 #include "tests/fuzz/require.h"
 #include "tests/memory/memfd.h"
 
@@ -55,12 +55,12 @@ server::PassedFiles& PassedOnes() {
   return *kPassedFiles;
 }
 
-// What the socket makes of `bytes` equals what a plain reading of them gives.
+// The socket's reading of `bytes` equals a plain reading of them.
 void CheckFrames(const std::string& bytes) {
   int ends[2];
   Require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0, "no sockets");
   server::UnsentReplies unsent;
-  server::local::FrameSocket socket(server::FileDescriptor{ends[0]}, "holder", &PassedOnes(),
+  server::local::FrameSocket socket(server::FileDescriptor{ends[0]}, "client", &PassedOnes(),
                                     &unsent, /*on_cut_off=*/nullptr);
   const server::FileDescriptor client(ends[1]);
   Require(send(client.get(), bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()),

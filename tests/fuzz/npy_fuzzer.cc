@@ -1,5 +1,5 @@
-// Gives bytes to the reader of .npy files. What it accepts is consistent, and what is written of it
-// reads back the same.
+// Gives bytes to the reader of .npy files. An accepted file is consistent, and reads back the same
+// when it is written again.
 #include <cstdint>
 #include <string>
 

@@ -1,5 +1,5 @@
-// Gives bytes to the reader of the token file. What it accepts is within its limits and is found by
-// digest; what it refuses it explains without repeating it.
+// Gives bytes to the reader of the token file. An accepted file is within its limits and its tokens
+// are found by digest; a refused one is explained without being repeated.
 #include <algorithm>
 #include <cstdint>
 #include <set>
@@ -10,7 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/transport/access/token_file.h"
+#include "server/access/token_file.h"
 #include "tests/fuzz/require.h"
 
 namespace flashcore::fuzz {

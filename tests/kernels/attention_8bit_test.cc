@@ -112,7 +112,7 @@ double LargestMagnitude(const std::vector<double>& query) {
   return largest;
 }
 
-// Of each K/V row, the largest of the products of probabilities and scales of V in its tile.
+// For each K/V row, the largest product of a probability and a scale of V in its tile.
 std::vector<double> LargestOfTiles(const std::vector<double>& weights,
                                    const std::vector<double>& scales) {
   std::vector<double> largest(weights.size(), 0);
@@ -180,7 +180,7 @@ class Deviations {
     }
   }
 
-  // Of thousands of elements, of which those of a row are correlated.
+  // Statistics of thousands of elements, of which those of a row are correlated.
   bool ArePlausible() const {
     const double mean = std::sqrt(squares_ / count_);
     return mean > 0.7 && mean < 1.4 && largest_ < 6;

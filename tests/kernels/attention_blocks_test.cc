@@ -46,7 +46,7 @@ class AttentionBlocksTest : public AttentionTest {
     }
   }
 
-  // Of a batch of these spans, planned for so many workers.
+  // Checks a batch of these spans, planned for so many workers.
   void CheckRuns(const std::vector<SpanShape>& shapes, int32_t workers, bool has_runs) {
     Problem problem(MakeGeometry(4, 2), shapes, &random_);
     EXPECT_EQ(HasRuns(Run(problem.batch(), workers)), has_runs);

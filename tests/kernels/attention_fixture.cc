@@ -51,10 +51,10 @@ double LargestError(const std::vector<double>& got, const std::vector<double>& w
   return largest;
 }
 
-// What kernels/README.md states of every kernel with 16-bit products and float32 sums: at most
-// twice the error of unfused attention, plus one rounding of the largest value, for results that
-// unfused attention happens to hit exactly. It cannot see every fault; the bounds of error_bound.h
-// can.
+// The bound that kernels/README.md states for every kernel with 16-bit products and float32 sums:
+// at most twice the error of unfused attention, plus one rounding of the largest value, for results
+// that unfused attention happens to hit exactly. It cannot see every fault; the bounds of
+// error_bound.h can.
 void ExpectTwiceUnfused(DType dtype, const SpanResult& got, const SpanResult& oracle,
                         const SpanResult& unfused) {
   const double rounding = dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-8;
@@ -113,7 +113,7 @@ void AttentionTest::Run(const AttentionBatch& batch, int threads, const PlanOpti
 void AttentionTest::CheckSpan(const ProblemSpan& span, const SpanOracle& oracle) const {
   const DType dtype = span.geometry().dtype;
   const SpanResult got = ResultOf(dtype, span);
-  // Of a rounded Q, the bounds have the only oracle.
+  // The bounds have the only oracle of a rounded Q.
   const bool is_reference = !oracle.reference.lse.empty() &&
                             KernelRounding(span.geometry(), span.span()).query_codes == 0;
   const ErrorRatios ratios =

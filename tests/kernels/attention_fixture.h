@@ -63,7 +63,7 @@ class AttentionTest : public testing::TestWithParam<Kernel> {
 
   Rounding KernelRounding(const Geometry& geometry, const Span& span) const;
 
-  // What Run plans for. CUDA kernels: enough that spans are split.
+  // The workers that Run plans for. CUDA kernels: enough that spans are split.
   int32_t WorkersOf(int threads) const;
 
   // Sums in float16 overflow beyond 65504.
@@ -85,7 +85,7 @@ class AttentionTest : public testing::TestWithParam<Kernel> {
   std::mt19937_64 random_;
 
  private:
-  // What a span is compared with. `reference` and `unfused` are empty if it is not compared with
+  // The expected results of a span. `reference` and `unfused` are empty if it is not compared with
   // them.
   struct SpanOracle {
     SpanResult reference;

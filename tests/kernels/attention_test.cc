@@ -138,8 +138,8 @@ TEST_P(AttentionTest, NonFiniteInputsReachTheRowsThatAttendToThem) {
   }
 }
 
-// Of 128 query rows over 100 K/V rows, 28 see nothing at all, and 64 others nothing of the second
-// of two splits, in which V has a NaN.
+// There are 128 query rows over 100 K/V rows: 28 see nothing at all, and 64 others nothing of the
+// second of two splits, in which V has a NaN.
 TEST_P(AttentionTest, ASplitInWhichARowSeesNothingContributesNothing) {
   if (GetParam().spec.arch != Arch::kCpu) GTEST_SKIP() << "has splits of few rows only";
   constexpr int32_t kQueryRows = 128, kKvRows = 100, kEmptyRows = kQueryRows - kKvRows;
@@ -211,8 +211,8 @@ TEST_P(AttentionTest, NonFiniteInputsStayWithTheirSpan) {
   }
 }
 
-// What lies in K/V memory at or beyond a span's length touches no bit: the next token of the tile
-// (63 or 64 among others), the last row of the tile, the next page, unused pages.
+// K/V memory at or beyond a span's length touches no bit: the next token of the tile (63 or 64
+// among others), the last row of the tile, the next page, unused pages.
 TEST_P(AttentionTest, WhatLiesBeyondTheLengthTouchesNothing) {
   std::vector<SpanShape> shapes;
   int turn = 0;

@@ -60,7 +60,7 @@ struct Rounding {
   bool cancels = true;      // O is divided by the sum of the rounded probabilities
   PlanOptions plan = {};    // says which K/V rows are summed apart
 
-  // Of `query_rows` query rows.
+  // The rounding of `query_rows` query rows.
   static Rounding Of(KernelSpec spec, const PlanOptions& options, const Geometry& geometry,
                      int32_t query_rows);
 };
@@ -89,7 +89,7 @@ class DecodedKv {
 std::vector<double> DecodedQuery(const Geometry& geometry, const Span& span, int32_t row,
                                  int32_t head, int32_t query_codes = 0);
 
-// Of one span, packed as in ReferenceResult.
+// The result of one span, packed as in ReferenceResult.
 struct SpanResult {
   std::vector<double> output;  // [query_rows, num_heads, head_dim]
   std::vector<double> lse;     // [query_rows, num_heads]

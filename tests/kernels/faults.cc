@@ -12,8 +12,8 @@ namespace {
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
 constexpr double kWeighty = 0.05;  // of the largest weight of a query row
 constexpr size_t kEndRows = 16;
-// Of O. Rows that see one and the same K/V row, or all with scale 0, have one O: exchanging them
-// changes nothing.
+// A visible change of O. Rows that see one and the same K/V row, or all with scale 0, have one O:
+// exchanging them changes nothing.
 constexpr double kVisibleChange = 0.05;
 constexpr double kWrongCodes = 127;            // of P
 constexpr double kVisibleVariances = 5;        // of the error of P of 8 bits

@@ -1,5 +1,5 @@
-// What a span's result would be if its kernel had a fault. On the host, from the exact result: for
-// tests of the error bounds.
+// A span's result if its kernel had a fault. On the host, from the exact result: for tests of the
+// error bounds.
 #ifndef FLASHCORE_TESTS_KERNELS_FAULTS_H_
 #define FLASHCORE_TESTS_KERNELS_FAULTS_H_
 
@@ -24,7 +24,7 @@ enum class Fault {
   kSwappedHeads,  // two query heads are exchanged
   kSwappedRows,   // two query rows are exchanged
   kWrongKvHead,   // KV heads in reverse order
-  // Of kernels that round Q, or P to 8 bits:
+  // For kernels that round Q, or P to 8 bits:
   kQueryScale,   // a row of Q has the scale of another
   kQueryBits,    // codes of Q without their lowest bit, those of 16 bits without their lower half
   kProbability,  // P has 7 bits
@@ -69,7 +69,7 @@ class FaultySpan {
   std::optional<SpanResult> WithQueryScale(std::mt19937_64* random) const;
   std::optional<SpanResult> WithQueryBits(std::mt19937_64* random) const;
   std::optional<SpanResult> WithProbabilityBits() const;
-  // Of one row. Returns whether that is visible beside what 8 bits and the output round.
+  // Rounds one row. Returns whether that is visible beside what 8 bits and the output round.
   bool RoundProbabilities(int32_t row, int32_t head, SpanResult* result) const;
   // With another Q in one row; none if that changes the LSE by less than rounding may.
   std::optional<SpanResult> WithQuery(int32_t row, int32_t head,

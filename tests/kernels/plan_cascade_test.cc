@@ -85,7 +85,7 @@ std::vector<Item> TakenApart(const Plan& plan) {
   return items;
 }
 
-// What a kernel relies on: the spans' rows follow each other, and the same K/V is visible to all.
+// A kernel relies on this: the spans' rows follow each other, and the same K/V is visible to all.
 void CheckCascadeItem(const AttentionBatch& batch, const PlanOptions& options, const Plan& plan,
                       const WorkItem& item) {
   ASSERT_GE(item.num_cascade_spans, 2);

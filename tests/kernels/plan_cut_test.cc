@@ -26,7 +26,7 @@ AttentionBatch BatchOf(const std::vector<Span>& spans, int32_t heads, int32_t kv
   return {{DType::kFloat16, heads, kv_heads, 64}, spans.data(), static_cast<int32_t>(spans.size())};
 }
 
-// What an item computes, and which partial row of its combine it writes; -1: none.
+// The cells of an item, and which partial row of its combine it writes; -1: none.
 using Item = std::tuple<int, int, int, int, int, int, int>;
 
 std::vector<Item> ItemsOf(const AttentionBatch& batch, const PlanOptions& options) {
@@ -132,7 +132,7 @@ TEST(PlanCut, FewRowsCountAsMore) {
   EXPECT_EQ(CutBatch(BatchOf(spans, 1, 1), CpuPlan(), 1, {64 * row_flop, 8}).size(), 8u);
 }
 
-// Of a kernel without items per KV head, whose results are copied row by row.
+// For a kernel without items per KV head, whose results are copied row by row.
 TEST(PlanCut, PartsHaveWholeQueryRows) {
   for (const int32_t group : {1, 3, 7, 16, 100}) {
     const std::vector<Span> spans = {MakeSpan(2000, 500), MakeSpan(3, 700), MakeSpan(999, 10)};

@@ -234,7 +234,7 @@ TEST(SplitRows, LeaveNoLargePartOfTheWorkersIdle) {
   EXPECT_EQ(SplitRowsOf(18 * 128, 32768, 8), 4736);
 }
 
-// What a mask hides is not split.
+// K/V that a mask hides is not split.
 TEST(SplitRows, CountWhatIsVisible) {
   EXPECT_EQ(SplitRowsOf(512, 32768, 8, Mask::SlidingWindow(800, 0)), kUnsplit);
   EXPECT_EQ(SplitRowsOf(4, 32768, 8, Mask::SlidingWindow(4095, 0)),

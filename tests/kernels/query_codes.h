@@ -20,8 +20,8 @@ namespace flashcore::kernels {
 
 inline constexpr int32_t kLowQueryCodes = 256;  // codes of 16 bits: of the lower number
 
-// What CUDA kernels multiply in for such a request: blocks of few rows are bound by memory, and
-// gain nothing by less precision.
+// The precision that CUDA kernels multiply in for such a request: blocks of few rows are bound by
+// memory, and gain nothing by less precision.
 inline Precision PrecisionFor(const Geometry& geometry, int32_t query_rows) {
   return query_rows * geometry.group() <= kSmallSpanRows ? Precision::k16Bit : geometry.precision;
 }

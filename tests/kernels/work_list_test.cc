@@ -118,7 +118,7 @@ TEST(WorkList, HoldsTheMembersOfCascadeItems) {
   EXPECT_EQ(layout.cascades.members, static_cast<int32_t>(plan.cascade_spans.size()));
   EXPECT_EQ(layout.combines.count, kSpans);
   EXPECT_EQ(layout.combines.most_rows, 4);
-  // Of KV head 0.
+  // Values of KV head 0.
   std::vector<int32_t> parts(kSpans), first_partial_rows(kSpans);
   for (const CombineItem& combine : plan.combines) {
     if (combine.kv_head == 0) first_partial_rows[combine.span] = combine.first_partial_row;

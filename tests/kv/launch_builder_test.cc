@@ -116,6 +116,38 @@ TEST_F(SequenceLaunchTest, ExpectedLengthCountsWhatTheLaunchAppendsBefore) {
   EXPECT_EQ(Text(id), "abcdefg");
 }
 
+TEST_F(SequenceLaunchTest, WhatDoesNotFitIsLeftAloneWithAllBehindIt) {
+  const SequenceId parent = Load("parent");
+  const SequenceId child = Fork(parent);
+  const OperationPtr first = Lease({{parent, ""}});
+  const OperationPtr refused = Lease({{parent, "x", 5}});
+  const OperationPtr copies = Lease({{child, Rows(70, 'x')}});
+  const OperationPtr behind = Lease({{parent, ""}});
+  std::vector<uint64_t> lengths;  // of those that were asked for
+  const auto fits = [&](AttendOperation* operation) {
+    lengths.push_back(operation->sequence_lengths.front());
+    return operation != copies.get();
+  };
+  Launch launch;
+  EXPECT_EQ(
+      store_->BeginLaunch({first.get(), refused.get(), copies.get(), behind.get()}, fits, &launch),
+      2u);
+  EXPECT_THAT(lengths, ElementsAre(6, 76));
+  EXPECT_THAT(launch.operations, ElementsAre(first.get()));
+  EXPECT_THAT(launch.refused, SizeIs(1));
+  EXPECT_THAT(launch.copies, IsEmpty());
+  EXPECT_THAT(launch.appends, IsEmpty());
+  EXPECT_THAT(launch.resident, SizeIs(1));
+  EXPECT_EQ(Pages(), 1u);
+  store_->EndLaunch(launch, true);
+  EXPECT_EQ(Text(child), "parent");
+
+  const auto later = Begin({copies.get(), behind.get()});
+  store_->EndLaunch(*later, true);
+  EXPECT_EQ(Text(child), "parent" + Rows(70, 'x'));
+  EXPECT_EQ(Text(parent), "parent");
+}
+
 TEST_F(SequenceLaunchTest, WorkIsCheckedAgainWhenAppendsHaveLanded) {
   SequenceStore::Options options;
   options.max_request_flop = 4.0 * kHeadDim * 100;  // one query row over 100 rows
@@ -365,7 +397,8 @@ TEST_F(SequenceLaunchTest, ALaunchOfInlineKvIsNoneOfTheStores) {
   ASSERT_EQ(store_->Lease(&operation), absl::OkStatus());
   Launch launch;
   AttendOperation* const operations[] = {&operation};
-  store_->BeginLaunch(operations, &launch);
+  store_->BeginLaunch(
+      operations, [](AttendOperation*) { return true; }, &launch);
   EXPECT_THAT(launch.operations, ElementsAre(&operation));
   EXPECT_EQ(launch.id, 0u);
   store_->EndLaunch(launch, true);

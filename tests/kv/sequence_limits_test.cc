@@ -47,7 +47,7 @@ struct Page {
   std::map<std::string, size_t> holders;  // layers that hold it, by client
 };
 
-// What a client pays as long as a layer of it holds the page, once for all its layers.
+// A client's charge as long as a layer of it holds the page, once for all its layers.
 class Payment {
  public:
   Payment(Page* page, Payments* payments, std::string client)

@@ -1,4 +1,4 @@
-// Whom a sequence belongs to, who else may use it, and what one client can take from the others.
+// The owner of a sequence, who else may use it, and what one client can take from the others.
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -236,7 +236,7 @@ TEST_F(SequenceOwnerTest, EvictionMakesRoomForMetadataToo) {
   EXPECT_TRUE(Exists(leased));
   EXPECT_EQ(metrics_.sequences_evicted.Value(), 3u);
   EXPECT_EQ(store_->stats().metadata_bytes, 5 * each);
-  // What can never fit evicts nothing.
+  // A request that can never fit evicts nothing.
   EXPECT_EQ(store_->Create(Shape(64), {}, kAlice).status().code(), StatusCode::kResourceExhausted);
   EXPECT_EQ(metrics_.sequences_evicted.Value(), 3u);
 }

@@ -80,7 +80,7 @@ class SequenceStoreTest : public ::testing::Test {
     return id;
   }
 
-  // What one span appends to a sequence before it attends to it.
+  // The rows that one span appends to a sequence before it attends to it.
   struct Part {
     SequenceId id;
     std::string text;
@@ -116,9 +116,11 @@ class SequenceStoreTest : public ::testing::Test {
   }
 
   // Begins a launch and writes its pages, as a device does.
-  std::unique_ptr<Launch> Begin(const std::vector<AttendOperation*>& operations) {
+  std::unique_ptr<Launch> Begin(
+      const std::vector<AttendOperation*>& operations,
+      LaunchFit fits = [](AttendOperation*) { return true; }) {
     auto launch = std::make_unique<Launch>();
-    store_->BeginLaunch(operations, launch.get());
+    store_->BeginLaunch(operations, fits, launch.get());
     if (!launch->operations.empty()) WritePages(*launch);
     return launch;
   }

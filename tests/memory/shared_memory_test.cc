@@ -244,7 +244,7 @@ TEST_F(SharedMemoryTest, NobodyGivesBackForAClientThatWouldHaveAsMuch) {
   EXPECT_THAT(full.message(), HasSubstr("no client has more than this one would"));
   EXPECT_THAT(ended_, IsEmpty());
   EXPECT_EQ(regions_.Value(), 6);
-  // What it has is as before, and in the same order.
+  // Its regions are as before, and in the same order.
   EXPECT_EQ(Use("c1", 2), absl::OkStatus());
   EXPECT_THAT(ended_, ElementsAre("a5", "a4"));
 }

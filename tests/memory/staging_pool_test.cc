@@ -312,7 +312,7 @@ TEST_F(StagingShareTest, WhoWaitsForItsShareHoldsUpNobodyElse) {
   EXPECT_EQ(pool_.waiting(), 0u);
 }
 
-// Of 1 MiB.
+// The pool has 1 MiB.
 TEST_F(StagingShareTest, WhoHasTheMostInAFullQueueMakesRoom) {
   Waiter held(this, "greedy", 16384);
   ASSERT_EQ(pool_.Acquire(&held), absl::OkStatus());
@@ -380,7 +380,7 @@ class StagingDebtTest : public StagingShareTest {
   void SetAllOverdue() {
     for (auto& result : results_) result->SetOverdue();
   }
-  // Of results_; -1: none.
+  // Index in results_ of the debt; -1: none.
   int Debt() {
     const Shares::Item* const debt = pool_.Debt();
     for (size_t i = 0; i < results_.size(); ++i) {
@@ -403,7 +403,7 @@ TEST_F(StagingDebtTest, NobodyGivesBackBeforeItIsOverdueOrWithoutNeed) {
   EXPECT_EQ(Debt(), -1);
 }
 
-TEST_F(StagingDebtTest, TheLargestDebtorGivesBackItsOldestUntilTheClaimFits) {
+TEST_F(StagingDebtTest, TheClientWithTheMostOverdueGivesBackItsOldestUntilTheClaimFits) {
   SetAllOverdue();
   Waiter honest(this, "honest", 8192);
   ASSERT_EQ(pool_.JoinQueue(&honest), absl::OkStatus());

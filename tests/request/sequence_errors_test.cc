@@ -19,7 +19,7 @@ using ::testing::SizeIs;
 
 constexpr size_t kSpans = 300;
 
-// Of `kSpans` sequences.
+// A request of `kSpans` sequences.
 AttendRequest Request() {
   AttendRequest request;
   for (size_t i = 0; i < kSpans; ++i) {

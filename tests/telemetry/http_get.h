@@ -34,7 +34,7 @@ class SilentConnection {
 // The value of the first header line `name` of `response`; empty if there is none.
 std::string HttpHeader(const std::string& response, const std::string& name);
 
-// What follows the header of `response`.
+// The content that follows the header of `response`.
 std::string HttpBody(const std::string& response);
 
 }  // namespace flashcore::server

@@ -48,7 +48,7 @@ std::string Json(const T& value) {
   return record.substr(start, record.size() - 2 - start);
 }
 
-// What a reader of the JSON record gets for `text`.
+// The text that a reader of the JSON record gets for `text`.
 std::string ReadBack(absl::string_view text) { return nlohmann::json::parse(Json(text)); }
 
 TEST(Json, EscapesWhatJsonAndTerminalsMind) {

@@ -386,7 +386,7 @@ TEST(Bounds, LatencyHasTwelveADecadeWhereRequestsLie) {
   }
 }
 
-// What Prometheus makes of a histogram: histogram_quantile interpolates within the bucket.
+// Prometheus's reading of a histogram: histogram_quantile interpolates within the bucket.
 double HistogramQuantile(double quantile, const std::vector<double>& samples) {
   const std::vector<double> bounds = LatencyBounds();
   std::vector<double> counts(bounds.size() + 1);

@@ -1,4 +1,4 @@
-// What the endpoint serves, judged by Prometheus's own linter.
+// The endpoint's output, judged by Prometheus's own linter.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -16,7 +16,7 @@
 namespace flashcore::server {
 namespace {
 
-// What `command` prints, standard error included; its exit status in `status`.
+// The output of `command`, standard error included; its exit status in `status`.
 std::string RunCommand(const std::string& command, int* status) {
   std::FILE* pipe = popen((command + " 2>&1").c_str(), "r");
   std::string output;

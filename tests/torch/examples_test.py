@@ -128,7 +128,7 @@ class ServeTest(unittest.TestCase):
         cls.addClassCleanup(flashcore.set_default_client, None)
 
     def alone(self, model, tokens, count):
-        """What generate says, or None where rounding may change a token."""
+        """The output of generate, or None where rounding may change a token."""
         with torch.no_grad(), flashcore.transformers.FlashCoreCache(model.config) as cache:
             ids = torch.tensor([tokens])
             found = model.generate(ids, attention_mask=torch.ones_like(ids), cache=cache,
@@ -213,7 +213,7 @@ class ServeTest(unittest.TestCase):
             self.assertEqual(len({tuple(answer) for answer in answers}), 1)
             sequences, with_forks = readings[-1]
             self.assertEqual(sequences, 9)
-            # Of 32 pages a layer, each fork has its own copy of the last one, and at most one more.
+            # Each fork has its own copy of the last of 32 pages a layer, and at most one more.
             print(f"K/V of {SYSTEM_TOKENS} tokens: {stored:.0f} bytes; with 8 requests {with_forks:.0f}")
             self.assertLessEqual(with_forks, stored * (1 + 8 * 2 / 32))
             for prefix in service.engine.prefixes.values():

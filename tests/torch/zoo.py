@@ -43,7 +43,7 @@ FIELDS = {name: size for size, names in SIZES.items() for name in names.split()}
 NONE = ("eos_token_id", "forced_eos_token_id", "mtp_layer_types")
 # These are set where the default is None, too.
 WANTED = ("num_key_value_heads", "num_experts_per_tok", "n_routed_experts", "n_shared_experts")
-# What the defaults of a family need beside that.
+# Further needs of a family's defaults.
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 CHANGES = {
     "bamba": {"attn_layer_indices": [1]},

@@ -87,7 +87,8 @@ class BatchingTest : public testing::GatedServerTest,
     return response.sequence_id();
   }
 
-  // Of one span: inline, over the shared prefix, or over a fork of it with rows to append.
+  // A request of one span: inline, over the shared prefix, or over a fork of it with rows to
+  // append.
   v1::AttendRequest RandomRequest(int i) {
     v1::AttendRequest request;
     request.set_request_id(std::to_string(i));
@@ -122,7 +123,7 @@ class BatchingTest : public testing::GatedServerTest,
     return requests;
   }
 
-  // What the batch histogram has counted.
+  // The count of the batch histogram.
   struct Launches {
     uint64_t count = 0;
     uint64_t requests = 0;

@@ -13,8 +13,9 @@
 #include "grpcpp/support/byte_buffer.h"
 #include "gtest/gtest.h"
 #include "server/kv/operation.h"
-#include "server/transport/exchange.h"
-#include "server/transport/message.h"
+#include "server/transport/grpc/adapters.h"
+#include "server/transport/rpc/exchange.h"
+#include "server/transport/rpc/message.h"
 #include "tests/engine/fakes.h"
 #include "tests/transport/rpc_setup.h"
 
@@ -88,7 +89,7 @@ class BytePathTest : public ::testing::Test {
     engine.sequences.superblock_bytes = size_t{256} << 10;
     fleet_ = std::make_unique<Fleet>(engine, std::move(devices), &clock_, metrics_.get());
     context_.reset(new RpcContext{metrics_.get(), &clock_, Authenticator({}, metrics_.get()),
-                                  &client_connections_});
+                                  &client_connections_, MakeGrpcAlarm});
     auto server = Server::Start(options, fleet_.get(), metrics_.get());
     ASSERT_EQ(server.status(), absl::OkStatus());
     server_ = *std::move(server);
@@ -123,7 +124,7 @@ class BytePathTest : public ::testing::Test {
     Served(BytePathTest* test, grpc::ByteBuffer* message)
         : Exchange({test->fleet_.get(), test->context_.get(),
                     test->metrics_->Rpc(v1::AttentionService::service_full_name(), "Attend")},
-                   message) {
+                   ToRequestMessage(message)) {
       scope_.Replying(absl::OkStatus());
     }
     ~Served() override { Record(); }
@@ -131,13 +132,13 @@ class BytePathTest : public ::testing::Test {
     void Receive() {
       bool well_formed = false;
       Exchange::Receive(
-          ParseAttend(message_, /*regions=*/nullptr, &operation_, &tensors_, &well_formed));
+          ParseAttend(message_.view(), /*regions=*/nullptr, &operation_, &tensors_, &well_formed));
     }
     void Run() {
       Enqueue();
       done_.WaitForNotification();
     }
-    grpc::ByteBuffer Encode() { return EncodeReply(&operation_); }
+    grpc::ByteBuffer Encode() { return ToByteBuffer(EncodeReply(&operation_)); }
     AttendOperation& operation() { return operation_; }
 
    private:

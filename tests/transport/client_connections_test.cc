@@ -1,4 +1,4 @@
-#include "server/transport/access/client_connections.h"
+#include "server/access/client_connections.h"
 
 #include <unistd.h>
 

@@ -1,5 +1,6 @@
-// What gRPC itself lets through, and the contract does not: fields that the server does not know,
-// ids in flight twice, messages over the limit; and the deadlines of requests of a stream.
+// Requests that gRPC itself lets through, and the contract does not: fields that the server does
+// not know, ids in flight twice, messages over the limit; and the deadlines of requests of a
+// stream.
 #include <chrono>
 #include <functional>
 #include <memory>

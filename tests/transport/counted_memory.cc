@@ -94,7 +94,7 @@ void* memcpy(void* __restrict to, const void* __restrict from, size_t size) noex
   return Copy(to, from, size);
 }
 void* memmove(void* to, const void* from, size_t size) noexcept { return Copy(to, from, size); }
-// What _FORTIFY_SOURCE, with which Debian builds its libraries, makes of the two.
+// The functions that _FORTIFY_SOURCE, with which Debian builds its libraries, makes of the two.
 void* __memcpy_chk(void* to, const void* from, size_t size, size_t) noexcept {
   return Copy(to, from, size);
 }

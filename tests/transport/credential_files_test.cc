@@ -1,6 +1,6 @@
 // Every kind of unusable file, for every flag that names a credential file: at start it ends the
 // start by name, later it changes nothing, is logged and counted.
-#include "server/transport/access/credential_files.h"
+#include "server/access/credential_files.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -17,9 +17,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/telemetry/metrics_token.h"
+#include "tests/access/test_certificates.h"
 #include "tests/base/fake_clock.h"
 #include "tests/transport/rpc_setup.h"
-#include "tests/transport/test_certificates.h"
 
 namespace flashcore::server {
 namespace {

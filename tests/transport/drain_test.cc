@@ -1,4 +1,4 @@
-// What a drain answers, and how it ends. README: "Drain".
+// The answers of a drain, and how it ends. README: "Drain".
 #include <atomic>
 #include <future>
 #include <memory>

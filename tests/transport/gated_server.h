@@ -99,7 +99,7 @@ class GatedServerTest : public ::testing::Test {
   [[nodiscard]] bool AllStagingReturns() const {
     return WaitUntil([&] { return engine_->staging().used_bytes() == 0; });
   }
-  // Of a method over a transport: how many count in flashcore_request_duration_seconds.
+  // Requests of a method over a transport: how many count in flashcore_request_duration_seconds.
   double Requests(const char* method, const char* transport) const {
     bool found = false;
     double requests = 0;

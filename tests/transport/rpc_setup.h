@@ -1,4 +1,4 @@
-// What tests of the RPCs start a server with and send to it: FP16, one layer, one KV head.
+// The setup of tests of the RPCs: server and requests, FP16, one layer, one KV head.
 #ifndef FLASHCORE_TESTS_TRANSPORT_RPC_SETUP_H_
 #define FLASHCORE_TESTS_TRANSPORT_RPC_SETUP_H_
 
@@ -14,9 +14,9 @@
 
 #include "flashcore/v1/attention.pb.h"
 #include "grpcpp/support/status.h"
-#include "server/transport/access/peer_user.h"
+#include "server/access/peer_user.h"
 #include "server/transport/server.h"
-#include "tests/transport/loopback_connection.h"
+#include "tests/base/loopback_connection.h"
 
 namespace flashcore::server::testing {
 
@@ -44,7 +44,7 @@ template <typename Condition>
   return true;
 }
 
-// Who the tests are to the server, over TCP.
+// The tests' identity to the server, over TCP.
 inline const Identity kLoopback = [] {
   const LoopbackConnection connection("127.0.0.1");
   const std::optional<uid_t> user = PeerUsers().UserOf(connection.server.get(), connection.peer);

@@ -17,7 +17,7 @@
 #include "grpcpp/create_channel.h"
 #include "gtest/gtest.h"
 #include "proto/wire/frames.h"
-#include "server/transport/attention_methods.h"
+#include "server/transport/rpc/attention_methods.h"
 #include "server/transport/server.h"
 #include "tests/device/device_setting.h"
 #include "tests/engine/fakes.h"

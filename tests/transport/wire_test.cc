@@ -5,6 +5,8 @@
 #include "flashcore/v1/attention.pb.h"
 #include "gmock/gmock.h"
 #include "google/protobuf/stubs/logging.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "grpcpp/support/slice.h"
 #include "gtest/gtest.h"
 #include "proto/wire/message.h"
 #include "tests/base/test_seed.h"
@@ -27,7 +29,7 @@ grpc::ByteBuffer InSlices(const std::string& bytes, const std::vector<size_t>& c
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
-// What the code under test makes of a message: false if it is refused, else the message again, put
+// The code under test applied to a message: false if it is refused, else the message again, put
 // together from the small fields and the tensors.
 bool Reassemble(const grpc::ByteBuffer& message, size_t max_small_bytes, v1::AttendRequest* out) {
   wire::LargeField fields[3] = {{v1::AttendRequest::kQueryFieldNumber},

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
-#include "client/cpp/status.h"
+#include "client/cpp/local/convert.h"
 #include "proto/wire/start_thread.h"
 
 namespace flashcore::client::local {
@@ -14,45 +13,34 @@ constexpr uint32_t kSlots = 64;
 constexpr uint32_t kSlotBytes = 4 * 1024;
 constexpr std::chrono::microseconds kSpin(20);
 
-uint64_t NanosecondsUntil(SteadyTime deadline) {
-  if (deadline == SteadyTime::max()) return 0;  // none
-  const auto left = deadline - std::chrono::steady_clock::now();
-  return static_cast<uint64_t>(std::max<int64_t>(1, std::chrono::nanoseconds(left).count()));
-}
-
-absl::Time ToAbsolute(SteadyTime deadline) {
-  if (deadline == SteadyTime::max()) return absl::InfiniteFuture();
-  return absl::Now() + absl::FromChrono(deadline - std::chrono::steady_clock::now());
-}
-
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<AsyncRing>> AsyncRing::Open(std::shared_ptr<Control> control,
-                                                           std::shared_ptr<Arena> arena,
-                                                           absl::Time deadline) {
-  Arena::Block memory;
-  absl::StatusOr<std::unique_ptr<OpenRing>> ring =
-      arena->Open(kSlots, kSlotBytes, deadline, &memory);
-  if (!ring.ok()) return ring.status();
+absl::StatusOr<std::shared_ptr<AsyncRing>> AsyncRing::Open(std::shared_ptr<Connection> connection,
+                                                           std::shared_ptr<BlockPool> pool,
+                                                           SteadyTime deadline) {
+  BlockPool::Block memory;
+  std::unique_ptr<OpenRing> ring;
+  const Status opened = pool->Open(kSlots, kSlotBytes, deadline, &memory, &ring);
+  if (!opened.ok()) return ToAbsl(opened);
   std::shared_ptr<AsyncRing> made(
-      new AsyncRing(std::move(control), std::move(arena), std::move(memory), *std::move(ring)));
-  made->end_hook_ = made->control_->AddEndHook([raw = made.get()] { raw->Kick(); });
+      new AsyncRing(std::move(connection), std::move(pool), std::move(memory), std::move(ring)));
+  made->end_hook_ = made->connection_->AddEndHook([raw = made.get()] { raw->Kick(); });
   const int error = StartThread(&made->thread_, [made] { made->Run(); });
   if (error != 0) return absl::ResourceExhaustedError(NoThreadMessage(error));
   return made;
 }
 
-AsyncRing::AsyncRing(std::shared_ptr<Control> control, std::shared_ptr<Arena> arena,
-                     Arena::Block memory, std::unique_ptr<OpenRing> ring)
-    : control_(std::move(control)),
-      arena_(std::move(arena)),
+AsyncRing::AsyncRing(std::shared_ptr<Connection> connection, std::shared_ptr<BlockPool> pool,
+                     BlockPool::Block memory, std::unique_ptr<OpenRing> ring)
+    : connection_(std::move(connection)),
+      pool_(std::move(pool)),
       memory_(std::move(memory)),
       ring_(std::move(ring)) {}
 
 AsyncRing::~AsyncRing() {
-  control_->RemoveEndHook(end_hook_);
+  connection_->RemoveEndHook(end_hook_);
   absl::MutexLock lock(&mutex_);
-  entries_.clear();  // before the arena
+  entries_.clear();  // before the pool
 }
 
 void AsyncRing::Stop() {
@@ -68,17 +56,17 @@ void AsyncRing::Stop() {
   }
 }
 
-uint64_t AsyncRing::Start(std::shared_ptr<RingRequest> request, absl::Time deadline, Done done) {
+uint64_t AsyncRing::Start(std::shared_ptr<RingRequest> request, SteadyTime deadline, Done done) {
   absl::MutexLock lock(&mutex_);
   const uint64_t ticket = next_ticket_++;
   Entry& entry = entries_[ticket];
   entry.request = std::move(request);
-  entry.deadline = ToSteady(deadline);
+  entry.deadline = deadline;
   entry.done = std::move(done);
   queue_.push_back(ticket);
   const bool earlier = entry.deadline < look_again_;
   Pump();
-  if (earlier || control_->ended()) Kick();
+  if (earlier || connection_->ended()) Kick();
   return ticket;
 }
 
@@ -110,7 +98,7 @@ void AsyncRing::Run() {
   }
 }
 
-// Entries whose callback has run do not count, but Control must not call back later.
+// Entries whose callback has run do not count, but the connection must not call back later.
 bool AsyncRing::Idle() const {
   if (calls_ > 0) return false;
   return std::all_of(entries_.begin(), entries_.end(),
@@ -120,7 +108,8 @@ bool AsyncRing::Idle() const {
 SteadyTime AsyncRing::Collect(std::vector<Ended>* ended) {
   absl::MutexLock lock(&mutex_);
   TakeAnswers(ended);
-  const absl::Status end = control_->ended() ? control_->end_status() : absl::OkStatus();
+  const absl::Status end =
+      connection_->ended() ? ToAbsl(connection_->end_status()) : absl::OkStatus();
   const SteadyTime now = std::chrono::steady_clock::now();
   look_again_ = SteadyTime::max();
   for (auto& [ticket, entry] : entries_) {
@@ -163,7 +152,7 @@ void AsyncRing::TakeAnswers(std::vector<Ended>* ended) {
   Ring::Answer answer;
   while (ring_->ring().Poll(&answer)) {
     if (answer.malformed) {
-      control_->Abort(absl::InternalError("reply: malformed completion"));
+      connection_->End({kInternal, "reply: malformed completion", ""});
       return;
     }
     take(answer.tag, absl::OkStatus(), {answer.data, answer.bytes});
@@ -183,12 +172,12 @@ void AsyncRing::GiveUp(uint64_t ticket, Entry* entry, absl::Status status,
   one.result.request_bytes = entry->request->Bytes();
   entry->done = nullptr;
   if (entry->in_ring) ring_->Cancel(ticket);
-  if (entry->call_id != 0) control_->CancelCall(entry->call_id);
+  if (entry->call_id != 0) connection_->CancelCall(entry->call_id);
 }
 
 void AsyncRing::Pump() {
   Ring& ring = ring_->ring();
-  while (!queue_.empty() && !control_->ended()) {
+  while (!queue_.empty() && !connection_->ended()) {
     const uint64_t ticket = queue_.front();
     const auto it = entries_.find(ticket);
     if (it == entries_.end() || it->second.done == nullptr) {  // given up
@@ -207,31 +196,24 @@ void AsyncRing::Pump() {
     queue_.pop_front();
     entry.request->Serialize(ring.NextSlot());
     entry.in_ring = true;
-    ring_->Submit(ticket, NanosecondsUntil(entry.deadline), entry.request->Bytes());
+    ring_->Submit(ticket, TimeoutNs(entry.deadline), entry.request->Bytes());
   }
 }
 
 void AsyncRing::SendAsCall(uint64_t ticket, Entry* entry) {
-  v1::LocalRequest request;
-  request.mutable_call()->set_method("Attend");
-  request.mutable_call()->set_message(entry->request->Serialized());
-  request.mutable_call()->set_timeout_ns(NanosecondsUntil(entry->deadline));
-  const auto answered = [this, ticket](const absl::Status& status, v1::LocalReply* reply,
-                                       const UniqueFd&) {
+  const auto answered = [this, ticket](const Status& status, Connection::Reply reply) {
     absl::MutexLock lock(&mutex_);
     --calls_;
-    call_answers_.push_back({ticket, status, reply == nullptr ? "" : reply->message()});
+    call_answers_.push_back({ticket, ToAbsl(status), std::move(reply.result)});
     Kick();
   };
   ++calls_;
-  const absl::StatusOr<uint64_t> id =
-      control_->Start(&request, -1, ToAbsolute(entry->deadline), answered);
-  if (id.ok()) {
-    entry->call_id = *id;
-    return;
-  }
+  const Status sent = connection_->StartCall("Attend", entry->request->Serialized(),
+                                             entry->deadline, answered, &entry->call_id);
+  if (sent.ok()) return;
+  entry->call_id = 0;
   --calls_;
-  call_answers_.push_back({ticket, id.status(), ""});
+  call_answers_.push_back({ticket, ToAbsl(sent), ""});
   Kick();
 }
 

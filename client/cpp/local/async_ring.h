@@ -14,10 +14,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
-#include "client/cpp/local/arena.h"
-#include "client/cpp/local/control.h"
 #include "client/cpp/local/ring_request.h"
+#include "client/local/block_pool.h"
+#include "client/local/connection.h"
 #include "flashcore/attend.h"
 
 namespace flashcore::client::local {
@@ -28,10 +27,10 @@ class AsyncRing {
  public:
   using Done = std::function<void(absl::Status, AttendResult)>;
 
-  // `arena` is what the requests' blocks are of; the thread keeps it.
-  static absl::StatusOr<std::shared_ptr<AsyncRing>> Open(std::shared_ptr<Control> control,
-                                                         std::shared_ptr<Arena> arena,
-                                                         absl::Time deadline);
+  // `pool` is what the requests' blocks are of; the thread keeps it.
+  static absl::StatusOr<std::shared_ptr<AsyncRing>> Open(std::shared_ptr<Connection> connection,
+                                                         std::shared_ptr<BlockPool> pool,
+                                                         SteadyTime deadline);
   // Lets the thread end once no request is left, and waits for it unless it is this thread. No
   // Start may follow.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -39,7 +38,7 @@ class AsyncRing {
 
   // `done` runs once, on the thread, at `deadline` at the latest. Until the server is done with it,
   // which may be later, the request is kept. Returns a ticket for Cancel.
-  uint64_t Start(std::shared_ptr<RingRequest> request, absl::Time deadline, Done done)
+  uint64_t Start(std::shared_ptr<RingRequest> request, SteadyTime deadline, Done done)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // `done` then runs with CANCELLED, unless it has run.
   void Cancel(uint64_t ticket) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -50,7 +49,7 @@ class AsyncRing {
     SteadyTime deadline;
     Done done;  // null: it has run, or has been taken to run
     bool in_ring = false;
-    uint64_t call_id = 0;  // of Control, if the message does not fit in a slot
+    uint64_t call_id = 0;  // of the connection, if the message does not fit in a slot
   };
   struct Ended {  // a callback to run
     Done done;
@@ -58,8 +57,8 @@ class AsyncRing {
     AttendResult result;
   };
 
-  AsyncRing(std::shared_ptr<Control> control, std::shared_ptr<Arena> arena, Arena::Block memory,
-            std::unique_ptr<OpenRing> ring);
+  AsyncRing(std::shared_ptr<Connection> connection, std::shared_ptr<BlockPool> pool,
+            BlockPool::Block memory, std::unique_ptr<OpenRing> ring);
 
   void Run();
   // Moves what has ended to `ended`. Returns when to look again at the latest.
@@ -73,9 +72,9 @@ class AsyncRing {
   bool Idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Kick();  // lets the thread look again
 
-  const std::shared_ptr<Control> control_;
-  const std::shared_ptr<Arena> arena_;
-  const Arena::Block memory_;  // of the ring
+  const std::shared_ptr<Connection> connection_;
+  const std::shared_ptr<BlockPool> pool_;
+  const BlockPool::Block memory_;  // of the ring
   const std::unique_ptr<OpenRing> ring_;
   uint64_t end_hook_ = 0;
   std::thread thread_;
@@ -93,7 +92,7 @@ class AsyncRing {
     std::string message;
   };
   std::vector<CallAnswer> call_answers_ ABSL_GUARDED_BY(mutex_);
-  int calls_ ABSL_GUARDED_BY(mutex_) = 0;  // that Control has not answered
+  int calls_ ABSL_GUARDED_BY(mutex_) = 0;  // that the connection has not answered
   SteadyTime look_again_ ABSL_GUARDED_BY(mutex_) = SteadyTime::max();
 };
 

@@ -4,17 +4,19 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "client/cpp/attend_call.h"
-#include "client/cpp/local/link.h"
+#include "client/cpp/local/convert.h"
+#include "client/cpp/local/transport.h"
 
-namespace flashcore::client {
+namespace flashcore::client::local {
 namespace {
 
 class LocalAttempts final : public Attempts {
  public:
-  LocalAttempts(std::shared_ptr<const Connection> connection, AttendRequest request,
+  LocalAttempts(std::shared_ptr<LocalTransport> transport, AttendRequest request,
                 absl::Time deadline)
-      : connection_(std::move(connection)), request_(std::move(request)), deadline_(deadline) {}
+      : transport_(std::move(transport)),
+        request_(std::move(request)),
+        deadline_(ToSteady(deadline)) {}
 
   // Copies the inputs, to the memory of the connection, or to our own if there is none.
   absl::Status CopyInputs() {
@@ -22,7 +24,7 @@ class LocalAttempts final : public Attempts {
     if (!absl::IsUnavailable(status)) return status;
     for (auto* tensor : {&request_.query, &request_.key, &request_.value}) {
       v1::MemoryRange ignored;
-      if (connection_->regions().Find(tensor->data(), tensor->size(), false, &ignored)) continue;
+      if (transport_->regions().Find(tensor->data(), tensor->size(), false, &ignored)) continue;
       *tensor = own_.emplace_back(tensor->begin(), tensor->end());
     }
     return absl::OkStatus();
@@ -45,7 +47,7 @@ class LocalAttempts final : public Attempts {
  private:
   // Takes `done` if OK.
   absl::Status Submit(Done* done) ABSL_LOCKS_EXCLUDED(mutex_) {
-    const absl::StatusOr<local::AsyncRing*> ring = session_->async(deadline_);
+    const absl::StatusOr<AsyncRing*> ring = connection_->async(deadline_);
     if (!ring.ok()) return ring.status();
     absl::MutexLock lock(&mutex_);
     if (cancelled_) return absl::CancelledError("CANCELLED");
@@ -56,42 +58,40 @@ class LocalAttempts final : public Attempts {
 
   // Connects if need be. Registered memory is of one connection.
   absl::Status PrepareForConnection() ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::StatusOr<std::shared_ptr<local::Session>> session =
-        connection_->local()->Connect(deadline_);
-    if (!session.ok()) return session.status();
-    if (*session == session_) return absl::OkStatus();
-    auto prepared = std::make_shared<local::RingRequest>();
-    const absl::Status status = (*session)->Prepare(request_, deadline_, prepared.get());
+    absl::StatusOr<std::shared_ptr<LocalConnection>> connection = transport_->Connect(deadline_);
+    if (!connection.ok()) return connection.status();
+    if (*connection == connection_) return absl::OkStatus();
+    auto prepared = std::make_shared<RingRequest>();
+    const absl::Status status = (*connection)->Prepare(request_, deadline_, prepared.get());
     if (!status.ok()) return status;
     prepared->UseCopies(&request_);
     absl::MutexLock lock(&mutex_);
     ring_ = nullptr;
     prepared_ = std::move(prepared);  // the old copies are in the old one
-    session_.swap(*session);
+    connection_.swap(*connection);
     return status;
   }
 
-  const std::shared_ptr<const Connection> connection_;
+  const std::shared_ptr<LocalTransport> transport_;
   AttendRequest request_;  // its inputs are copies, or in shared memory
-  const absl::Time deadline_;
+  const SteadyTime deadline_;
   std::vector<std::vector<std::byte>> own_;
-  std::shared_ptr<local::Session> session_;  // that prepared_ is for; outlives it
-  std::shared_ptr<local::RingRequest> prepared_;
+  std::shared_ptr<LocalConnection> connection_;  // that prepared_ is for; outlives it
+  std::shared_ptr<RingRequest> prepared_;
   absl::Mutex mutex_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
-  local::AsyncRing* ring_ ABSL_GUARDED_BY(mutex_) = nullptr;  // of the attempt that runs
+  AsyncRing* ring_ ABSL_GUARDED_BY(mutex_) = nullptr;  // of the attempt that runs
   uint64_t ticket_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Attempts>> MakeLocalAttempts(
-    const std::shared_ptr<const Connection>& connection, const AttendRequest& request,
-    absl::Time deadline) {
-  auto attempts = std::make_unique<LocalAttempts>(connection, request, deadline);
+absl::StatusOr<std::unique_ptr<Attempts>> LocalTransport::MakeAttempts(const AttendRequest& request,
+                                                                       const CallOptions& call) {
+  auto attempts = std::make_unique<LocalAttempts>(shared_from_this(), request, *call.deadline);
   const absl::Status status = attempts->CopyInputs();
   if (!status.ok()) return status;
   return attempts;
 }
 
-}  // namespace flashcore::client
+}  // namespace flashcore::client::local

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "client/cpp/answer.h"
-#include "client/cpp/status.h"
+#include "client/cpp/local/convert.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "proto/wire/fields.h"
 
@@ -15,13 +15,13 @@ constexpr size_t kMaxAnswerBytes = 1024;  // without sequence_lengths, with a st
 constexpr size_t kVarintBytes = 10;
 
 size_t Align(size_t bytes) {
-  return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
+  return (bytes + BlockPool::kAlignment - 1) / BlockPool::kAlignment * BlockPool::kAlignment;
 }
 
 }  // namespace
 
 absl::Status RingRequest::Prepare(const AttendRequest& request, const RegionTable& regions,
-                                  Arena* arena, absl::Time deadline) {
+                                  BlockPool* pool, SteadyTime deadline) {
   message_.Clear();
   SetSmallFields(request, &message_);
   SetDestination(request, &destination_);
@@ -56,9 +56,8 @@ absl::Status RingRequest::Prepare(const AttendRequest& request, const RegionTabl
     }
   }
   if (block_bytes > 0) {
-    absl::StatusOr<Arena::Block> block = arena->Allocate(block_bytes, deadline);
-    if (!block.ok()) return block.status();
-    block_ = *std::move(block);
+    const Status status = pool->Allocate(block_bytes, deadline, &block_);
+    if (!status.ok()) return ToAbsl(status);
   }
   size_t offset = 0;
   for (const Tensor& tensor : tensors) {

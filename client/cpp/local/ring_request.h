@@ -6,11 +6,10 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/cpp/encode.h"
-#include "client/cpp/local/arena.h"
 #include "client/cpp/memory.h"
+#include "client/local/block_pool.h"
 #include "flashcore/attend.h"
 #include "flashcore/v1/attention.pb.h"
 
@@ -20,10 +19,10 @@ namespace flashcore::client::local {
 class RingRequest {
  public:
   // `request` has passed CheckRequest. Tensors in one of `regions` stay there. Inputs elsewhere are
-  // copied to a block of `arena`, and outputs elsewhere get room in it; `arena` and the output
+  // copied to a block of `pool`, and outputs elsewhere get room in it; `pool` and the output
   // memory outlive the request.
-  absl::Status Prepare(const AttendRequest& request, const RegionTable& regions, Arena* arena,
-                       absl::Time deadline);
+  absl::Status Prepare(const AttendRequest& request, const RegionTable& regions, BlockPool* pool,
+                       SteadyTime deadline);
 
   size_t Bytes() const { return small_bytes_ + ranges_.size(); }  // of the message
   size_t MaxAnswerBytes() const;                                  // of its answer
@@ -48,14 +47,14 @@ class RingRequest {
 
   void AddRange(int field, const std::string& region_id, uint64_t offset, uint64_t bytes);
 
-  // What follows the other is the message. All are kept for their memory.
+  // The message follows the other. All are kept for their memory.
   v1::AttendRequest message_;  // without ranges
   size_t small_bytes_ = 0;     // of message_
   std::string ranges_;         // serialized
 
   v1::MemoryRange range_;      // of Prepare
   v1::AttendResponse answer_;  // of Take
-  Arena::Block block_;
+  BlockPool::Block block_;
   Copies copies_ = {};
   Destination destination_;
 };

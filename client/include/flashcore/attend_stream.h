@@ -16,19 +16,21 @@ namespace flashcore {
 
 namespace client {
 class Connection;
-}
+class StreamCore;
+}  // namespace client
 
 struct StreamOptions {
   // Most unanswered requests; beyond them Send is RESOURCE_EXHAUSTED. Bounds the memory of messages
   // that the server has not read yet.
   size_t max_inflight = 256;
-  // Of the whole stream, which ends then.
+  // Deadline of the whole stream, which ends then.
   absl::Time deadline = absl::InfiniteFuture();
-  // Of each request, from when the server has it, and with a local target from Send. The server
-  // drops a request that is still queued then, and answers DEADLINE_EXCEEDED; the stream stays
-  // usable. Positive; infinite: none.
+  // Deadline of each request, from when the server has it, or with a local target from Send. The
+  // server drops a request that is still queued then, and answers DEADLINE_EXCEEDED; the stream
+  // stays usable. Positive; infinite: none.
   absl::Duration timeout = absl::InfiniteDuration();
-  // Of all its requests: see CallOptions. The sequences they name must have the same affinity.
+  // Affinity of all its requests: see CallOptions. The sequences they name must have the same
+  // affinity.
   std::string affinity;
 };
 
@@ -79,17 +81,13 @@ class AttendStream {
  private:
   friend class Client;
   friend class EchoStream;
-  class Core;
-  class Reactor;
-  class LocalCore;
-  AttendStream(std::shared_ptr<const client::Connection> connection, std::shared_ptr<Core> core);
+  AttendStream(std::shared_ptr<const client::Connection> connection,
+               std::shared_ptr<client::StreamCore> core);
   static std::unique_ptr<AttendStream> Open(
-      const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options);
-  static std::shared_ptr<Core> OpenLocal(
       const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options);
 
   const std::shared_ptr<const client::Connection> connection_;
-  const std::shared_ptr<Core> core_;  // null: opened in a child that was forked
+  const std::shared_ptr<client::StreamCore> core_;  // null: opened in a child that was forked
 };
 
 // The baseline for an AttendStream, from Client::OpenEchoStream: the EchoStream of the
@@ -106,12 +104,11 @@ class EchoStream {
 
  private:
   friend class Client;
-  EchoStream(std::shared_ptr<AttendStream::Reactor> reactor, std::unique_ptr<AttendStream> stream);
+  explicit EchoStream(std::unique_ptr<AttendStream> stream);
   static std::unique_ptr<EchoStream> Open(
       const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options);
 
-  const std::shared_ptr<AttendStream::Reactor> reactor_;  // that of the stream
-  const std::unique_ptr<AttendStream> stream_;            // null: UNIMPLEMENTED
+  const std::unique_ptr<AttendStream> stream_;  // null: UNIMPLEMENTED
 };
 
 }  // namespace flashcore

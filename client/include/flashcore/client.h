@@ -135,7 +135,6 @@ class Client {
 
  private:
   explicit Client(std::shared_ptr<const client::Connection> connection);
-  absl::StatusOr<HealthStatus> CheckLocalHealth(absl::string_view service, const CallOptions& call);
 
   const std::shared_ptr<const client::Connection> connection_;
 };

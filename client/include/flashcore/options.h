@@ -66,7 +66,7 @@ struct ClientOptions {
   // Without it, sequences stay until Delete or their idle_timeout. Takes one of
   // limits.max_connection_streams. UNIMPLEMENTED if the server has no leases.
   bool lease = false;
-  // Of a local target: how long a thread that waits for an answer polls before it sleeps. Polling
+  // For a local target: how long a thread that waits for an answer polls before it sleeps. Polling
   // saves the time of a wake-up, and takes a core for that long.
   absl::Duration local_spin = absl::Microseconds(50);
   grpc::ChannelArguments channel_arguments;  // override the client's defaults

@@ -42,7 +42,7 @@ struct SequenceOptions {
   // CallOptions::affinity of every operation on it and on its forks; empty: a random one. Sequences
   // of one request need the same affinity, so that they are on one server.
   std::string affinity = {};
-  // Who may read and fork it besides this client, if they know its id: every client, or the members
+  // The other clients that may read and fork it, if they know its id: every client, or the members
   // of a group of this client. Only this client changes it.
   bool shared = false;
   std::string group = {};
@@ -52,7 +52,7 @@ struct SequenceOptions {
   absl::Duration idle_timeout = {};
 };
 
-// Of a fork. Nothing is inherited from the parent.
+// Options of a fork. Nothing is inherited from the parent.
 struct ForkOptions {
   std::optional<uint64_t> length;  // rows of every layer; unset: all
   // As in SequenceOptions.
@@ -182,7 +182,8 @@ class SequenceOperation {
 };
 
 struct SequenceResult {
-  // Of Create and Fork the new sequence, else the one that the operation was on; or why it failed.
+  // After Create and Fork the new sequence, otherwise the one that the operation was on; or why it
+  // failed.
   absl::StatusOr<Sequence> sequence;
   v1::SequenceInfo info;  // of that sequence after the operation; empty after Delete
 };

@@ -13,7 +13,7 @@ namespace flashcore {
 namespace client {
 class Connection;
 namespace local {
-class Region;
+class Memory;
 }
 }  // namespace client
 
@@ -46,11 +46,11 @@ class SharedMemory {
       std::shared_ptr<const client::Connection> connection, size_t bytes,
       const SharedMemoryOptions& options, const CallOptions& call);
   SharedMemory(std::shared_ptr<const client::Connection> connection,
-               std::shared_ptr<client::local::Region> region, size_t bytes);
+               std::shared_ptr<client::local::Memory> memory, size_t bytes);
 
   const std::shared_ptr<const client::Connection> connection_;
-  const std::shared_ptr<client::local::Region> region_;
-  const size_t bytes_;  // that were asked for; the region has whole pages
+  const std::shared_ptr<client::local::Memory> memory_;
+  const size_t bytes_;  // that were asked for; the memory has whole pages
 };
 
 }  // namespace flashcore

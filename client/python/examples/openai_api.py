@@ -1,4 +1,4 @@
-"""What serve.py takes of OpenAI's API and how it answers: fields, their types and ranges, and the replies.
+"""The part of OpenAI's API that serve.py implements: fields, their types and ranges, and the replies.
 
 A field that is not here is refused, and so is a value that would have to change the answer and does not. null
 is the default, as in OpenAI's API.
@@ -212,7 +212,7 @@ class Answer:
         return {**self.base, "choices": [self.choice(said, finish)], "usage": self.usage(generated)}
 
     def chunk(self, text, finish=None):
-        """Of a stream: the text since the last one."""
+        """A chunk of a stream: the text since the last one."""
         role = {} if self.began else {"role": "assistant"}
         self.began = True
         said = {"delta": {**role, "content": text}} if self.asked.chat else {"text": text}

@@ -37,7 +37,7 @@ class Metrics:
 
 @dataclasses.dataclass(eq=False)
 class Request:
-    """Of the thread of the model, but for `cancelled`, which any thread may set, and `put`."""
+    """Belongs to the thread of the model, except `cancelled`, which any thread may set, and `put`."""
 
     todo: list  # tokens that have not been through the model
     left: int  # tokens to generate
@@ -61,7 +61,7 @@ def stop_tokens(model, tokenizer):
 
 
 def missing(model):
-    """What a model lacks to be served here; empty: nothing that can be seen from outside."""
+    """The feature that a model lacks to be served here; empty if none is known."""
     lacks = []
     if "position_ids" not in inspect.signature(model.forward).parameters:
         lacks.append("it takes no position_ids, so that prompts cannot be packed")
@@ -84,7 +84,7 @@ def sample(logits, request):
 
 
 def make_request(asked, put):
-    """Of openai_api's Asked."""
+    """Makes a request from openai_api's Asked."""
     generator = torch.Generator()
     if asked.seed is None:
         generator.seed()
@@ -254,7 +254,7 @@ class Engine:
             if tokens:
                 work.append((request, tokens))
                 room -= len(tokens)
-        # Who was left out, or did the least, comes first next time.
+        # The one that was left out, or did the least, comes first next time.
         served = {id(request) for request, _ in work}
         self.active.sort(key=lambda request: id(request) in served)
         for (request, tokens), logits in zip(work, self.logits(work)):

@@ -7,7 +7,7 @@ TOKENS, GUESSES = 64, 4
 
 
 def guess(tokens: list[int]) -> list[int]:
-    """What followed the last two tokens when they came before (prompt lookup)."""
+    """The tokens that followed the last two when they came before (prompt lookup)."""
     for i in range(len(tokens) - 3, -1, -1):
         if tokens[i:i + 2] == tokens[-2:]:
             return tokens[i + 2:i + 2 + GUESSES]

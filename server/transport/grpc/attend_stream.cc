@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/request/validate.h"
-#include "server/transport/convert.h"
-#include "server/transport/message.h"
+#include "server/transport/rpc/convert.h"
+#include "server/transport/rpc/message.h"
 
 namespace flashcore::server {
 
@@ -16,9 +16,9 @@ namespace flashcore::server {
 class AttendStreamReactor::Request final : public Exchange {
  public:
   explicit Request(AttendStreamReactor* stream)
-      : Exchange(stream->origin_, &stream->incoming_),
+      : Exchange(stream->origin_, ToRequestMessage(&stream->incoming_)),
         stream_(stream),
-        unsent_(&stream->context_->unsent, stream->call_, stream->connection()) {
+        unsent_(&stream->context_->unsent, CancelRpc(stream->call_, stream->connection())) {
     operation_.identity = stream->identity_;
     operation_.deadline = stream->deadline_;
   }
@@ -26,10 +26,11 @@ class AttendStreamReactor::Request final : public Exchange {
   // With `refusal` if that is not OK.
   void Start(const absl::Status& refusal) {
     bool well_formed = false;
+    const wire::MessageView message = message_.view();
     absl::Status status =
-        ParseAttend(message_, /*regions=*/nullptr, &operation_, &tensors_, &well_formed);
+        ParseAttend(message, /*regions=*/nullptr, &operation_, &tensors_, &well_formed);
     if (well_formed) {
-      status.Update(CheckMessageBytes(*stream_->context_, message_.size()));
+      status.Update(CheckMessageBytes(*stream_->context_, message.size()));
       status.Update(TakeId());
       if (!refusal.ok()) status = refusal;
     }
@@ -69,8 +70,8 @@ class AttendStreamReactor::Request final : public Exchange {
   }
   void Complete(const absl::Status& status) override {
     const StagingUse staging = operation_.tensors.staged_results();
-    answer_ =
-        status.ok() ? EncodeReply(&operation_) : EncodeError(operation_.request.request_id, status);
+    answer_ = status.ok() ? ToByteBuffer(EncodeReply(&operation_))
+                          : ToByteBuffer(EncodeError(operation_.request.request_id, status));
     scope_.Replying(status);
     const size_t staged_bytes = status.ok() ? StagedReplyBytes(operation_) : 0;
     unsent_.Ready(operation_.identity.name, kAnswerBytes + answer_.Length() - staged_bytes,

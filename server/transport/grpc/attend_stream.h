@@ -14,8 +14,8 @@
 #include "absl/strings/string_view.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
-#include "server/transport/exchange.h"
 #include "server/transport/grpc/stream_reactor.h"
+#include "server/transport/rpc/exchange.h"
 
 namespace flashcore::server {
 

@@ -1,77 +1,97 @@
 #include "server/transport/grpc/attention_service.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/proto_buffer_reader.h"
-#include "grpcpp/support/slice.h"
 #include "proto/wire/grpc_compat.h"
-#include "server/transport/convert.h"
-#include "server/transport/exchange.h"
 #include "server/transport/grpc/attend_stream.h"
 #include "server/transport/grpc/hold_lease.h"
 #include "server/transport/grpc/load_sequence.h"
 #include "server/transport/grpc/unary_reactor.h"
-#include "server/transport/message.h"
-#include "server/transport/unknown_fields.h"
+#include "server/transport/rpc/convert.h"
+#include "server/transport/rpc/exchange.h"
+#include "server/transport/rpc/message.h"
+#include "server/transport/rpc/unknown_fields.h"
 
 namespace flashcore::server {
 namespace {
 
-class AttendReactor final : public UnaryReactor, public Exchange {
+class AttendReactor final : public UnaryReactor {
  public:
-  AttendReactor(const Origin& origin, grpc::CallbackServerContext* call, grpc::ByteBuffer* request,
-                grpc::ByteBuffer* response)
+  AttendReactor(const Exchange::Origin& origin, grpc::CallbackServerContext* call,
+                grpc::ByteBuffer* message, grpc::ByteBuffer* response)
       : UnaryReactor(origin.context, origin.rpc, call),
-        Exchange(origin, request),
+        request_(this, origin, message),
         response_(response) {}
 
-  void Start(const grpc::CallbackServerContext& context) {
-    operation_.deadline = ToDeadline(context.deadline(), origin_.fleet->clock());
-    absl::StatusOr<Identity> caller = Admit();
-    if (!caller.ok()) return Receive(caller.status());
-    operation_.identity = *std::move(caller);
-    absl::Status status = CheckMessageBytes(*origin_.context, message_.size());
-    if (status.ok()) {
-      status = ParseSingleAttend(message_, /*regions=*/nullptr, &operation_, &tensors_);
-    }
-    Receive(status);
-  }
+  void Start(TimePoint deadline) { request_.Start(deadline, Admit()); }
 
  private:
-  void Complete(const absl::Status& status) override {
-    const StagingUse staging = operation_.tensors.staged_results();
-    if (status.ok()) *response_ = EncodeReply(&operation_);
-    const size_t bytes = status.ok() ? response_->Length() - StagedReplyBytes(operation_) : 0;
-    End(status, operation_.identity.name, bytes, staging);
-  }
+  class Request final : public Exchange {
+   public:
+    Request(AttendReactor* reactor, const Origin& origin, grpc::ByteBuffer* message)
+        : Exchange(origin, ToRequestMessage(message)), reactor_(*reactor) {}
 
-  void Cancelled() override { Cancel(); }
-  RequestScope& scope() override { return scope_; }
-  void Record() override { Exchange::Record(); }
+    void Start(TimePoint deadline, absl::StatusOr<Identity> client) {
+      operation_.deadline = deadline;
+      if (!client.ok()) return Receive(client.status());
+      operation_.identity = *std::move(client);
+      const wire::MessageView message = message_.view();
+      absl::Status status = CheckMessageBytes(*origin_.context, message.size());
+      if (status.ok()) {
+        status = ParseSingleAttend(message, /*regions=*/nullptr, &operation_, &tensors_);
+      }
+      Receive(status);
+    }
+    void End(bool sent, CutOff cut_off) {
+      if (!sent) scope_.Lost(cut_off);
+      Record();
+    }
 
+   private:
+    void Complete(const absl::Status& status) override {
+      const StagingUse staging = operation_.tensors.staged_results();
+      size_t bytes = 0;
+      if (status.ok()) {
+        *reactor_.response_ = ToByteBuffer(EncodeReply(&operation_));
+        bytes = reactor_.response_->Length() - StagedReplyBytes(operation_);
+      }
+      scope_.Replying(status);
+      reactor_.End(status, operation_.identity.name, bytes, staging);
+    }
+
+    AttendReactor& reactor_;
+  };
+
+  void Cancelled() override { request_.Cancel(); }
+  void Ended(bool sent, CutOff cut_off) override { request_.End(sent, cut_off); }
+
+  Request request_;
   grpc::ByteBuffer* const response_;
 };
 
-const google::protobuf::ServiceDescriptor& Descriptor() {
-  return *v1::AttendRequest::descriptor()->file()->FindServiceByName("AttentionService");
+// Index of a method in its service, as generated code numbers them.
+int IndexOf(const char* method) {
+  return AttentionMethods::Service().FindMethodByName(method)->index();
 }
-
-// Of a method in its service, as generated code numbers them.
-int IndexOf(const char* method) { return Descriptor().FindMethodByName(method)->index(); }
 
 }  // namespace
 
 std::vector<RpcMethod> AttentionService::Methods() {
-  std::vector<RpcMethod> methods = MethodsOf(Descriptor());
+  std::vector<RpcMethod> methods = MethodsOf(AttentionMethods::Service());
+  const auto& attend = AttentionMethods::kTensorMethods;
   for (RpcMethod& method : methods) {
-    method.attends = method.method == "Attend" || method.method == "AttendStream" ||
-                     method.method == "LoadSequence";
+    method.attends = std::count(std::begin(attend), std::end(attend), method.method) > 0;
   }
   return methods;
 }
 
 AttentionService::AttentionService(AttentionMethods* methods)
     : methods_(methods), context_(methods->context()) {
-  AttentionMethods::ForEach([this](const char* name, auto method) { Add(name, method); });
+  AttentionMethods::ForEach(
+      [this](const char* name, AttentionMethods::Kind, auto method) { Add(name, method); });
   AddTensorMethods();
   const auto hold_lease = [this, rpc = methods_->Rpc("HoldLease", "grpc")](
                               grpc::CallbackServerContext* call, const grpc::ByteBuffer* request) {
@@ -112,13 +132,11 @@ void AttentionService::AddTensorMethods() {
   const auto deadline_of = [clock = &methods_->fleet()->clock()](CallbackServerContext* call) {
     return ToDeadline(call->deadline(), *clock);
   };
-  const auto attend = [origin = OriginOf("Attend")](CallbackServerContext* call,
-                                                    const ByteBuffer* request,
-                                                    ByteBuffer* response) {
-    // gRPC owns the message until the RPC ends, but allows it to be cleared earlier, which frees
-    // the network's memory early.
+  const auto attend = [deadline_of, origin = OriginOf("Attend")](CallbackServerContext* call,
+                                                                 const ByteBuffer* request,
+                                                                 ByteBuffer* response) {
     auto* reactor = new AttendReactor(origin, call, const_cast<ByteBuffer*>(request), response);
-    reactor->Start(*call);
+    reactor->Start(deadline_of(call));
     return reactor;
   };
   const auto attend_stream =
@@ -155,18 +173,15 @@ grpc::ServerUnaryReactor* AttentionService::Answer(
     RpcMetrics* rpc, grpc::CallbackServerContext* call, grpc::ByteBuffer* message,
     grpc::ByteBuffer* reply, AttentionMethods::Method<Request, Response> method) {
   auto* reactor = new AnswerReactor(context_, rpc, call);
-  const absl::StatusOr<Identity> caller = reactor->Admit();
-  absl::Status status = caller.status();
+  const absl::StatusOr<Identity> client = reactor->Admit();
+  absl::Status status = client.status();
   Request request;
   Response response;
   if (status.ok()) status = Parse(message, &request);
   ReleaseMessage(message);
-  if (status.ok()) status = methods_->Run(method, *caller, request, &response);
-  if (status.ok()) {
-    const grpc::Slice slice(response.SerializeAsString());
-    *reply = grpc::ByteBuffer(&slice, 1);
-  }
-  reactor->Answer(status, caller.ok() ? caller->name : "", reply->Length());
+  if (status.ok()) status = methods_->Run(method, *client, request, &response);
+  if (status.ok()) *reply = ToByteBuffer(response.SerializeAsString());
+  reactor->Answer(status, client.ok() ? client->name : "", reply->Length());
   return reactor;
 }
 

@@ -8,10 +8,10 @@
 #include "flashcore/v1/attention.grpc.pb.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
-#include "server/transport/attention_methods.h"
-#include "server/transport/exchange.h"
 #include "server/transport/grpc/stream_reactor.h"
-#include "server/transport/rpc_scope.h"
+#include "server/transport/rpc/attention_methods.h"
+#include "server/transport/rpc/exchange.h"
+#include "server/transport/rpc/rpc_scope.h"
 
 namespace flashcore::server {
 
@@ -37,7 +37,7 @@ class AttentionService final : public v1::AttentionService::Service {
   // RESOURCE_EXHAUSTED if the message is larger than allowed; INVALID_ARGUMENT if it is malformed.
   template <typename Request>
   absl::Status Parse(grpc::ByteBuffer* message, Request* request) const;
-  // Runs `method`, if the caller is admitted.
+  // Runs `method`, if the client is admitted.
   template <typename Request, typename Response>
   grpc::ServerUnaryReactor* Answer(RpcMetrics* rpc, grpc::CallbackServerContext* call,
                                    grpc::ByteBuffer* message, grpc::ByteBuffer* reply,

@@ -21,16 +21,16 @@ grpc::ServerUnaryReactor* DebugService::Echo(grpc::CallbackServerContext* contex
                                              const grpc::ByteBuffer* request,
                                              grpc::ByteBuffer* response) {
   auto* reactor = new AnswerReactor(context_, echo_, context);
-  const absl::StatusOr<Identity> caller = reactor->Admit();
-  absl::Status status = caller.status();
-  if (caller.ok()) {
+  const absl::StatusOr<Identity> client = reactor->Admit();
+  absl::Status status = client.status();
+  if (client.ok()) {
     // gRPC owns the message until the RPC ends, but allows it to be cleared earlier, as Attend
     // does.
     absl::StatusOr<grpc::ByteBuffer> reply = replier_.Reply(const_cast<grpc::ByteBuffer*>(request));
     status = reply.status();
     if (reply.ok()) *response = *std::move(reply);
   }
-  reactor->Answer(status, caller.ok() ? caller->name : "",
+  reactor->Answer(status, client.ok() ? client->name : "",
                   0);  // the payload is shared by all replies
   return reactor;
 }

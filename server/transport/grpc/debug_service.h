@@ -11,7 +11,7 @@
 #include "grpcpp/support/server_callback.h"
 #include "server/transport/grpc/echo.h"
 #include "server/transport/grpc/stream_reactor.h"
-#include "server/transport/rpc_scope.h"
+#include "server/transport/rpc/rpc_scope.h"
 
 namespace flashcore::server {
 

@@ -8,8 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "flashcore/v1/debug.pb.h"
 #include "proto/wire/message.h"
-#include "server/transport/message.h"
-#include "server/transport/unknown_fields.h"
+#include "server/transport/rpc/unknown_fields.h"
 
 namespace flashcore::server {
 namespace {

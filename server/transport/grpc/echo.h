@@ -1,4 +1,4 @@
-// What Echo and EchoStream answer: the baselines for Attend and AttendStream.
+// The answers of Echo and EchoStream: the baselines for Attend and AttendStream.
 #ifndef FLASHCORE_SERVER_TRANSPORT_GRPC_ECHO_H_
 #define FLASHCORE_SERVER_TRANSPORT_GRPC_ECHO_H_
 
@@ -14,7 +14,7 @@
 #include "grpcpp/support/server_callback.h"
 #include "grpcpp/support/slice.h"
 #include "server/transport/grpc/stream_reactor.h"
-#include "server/transport/rpc_scope.h"
+#include "server/transport/rpc/rpc_scope.h"
 
 namespace flashcore::server {
 
@@ -48,7 +48,7 @@ class EchoStreamReactor final
   struct Answer {
     Answer(RpcContext* context, RpcMetrics* rpc, grpc::ServerContextBase* call,
            ClientConnection* connection)
-        : scope(context, rpc), unsent(&context->unsent, call, connection) {}
+        : scope(context, rpc), unsent(&context->unsent, CancelRpc(call, connection)) {}
     RequestScope scope;
     grpc::ByteBuffer message;
     UnsentReply unsent;

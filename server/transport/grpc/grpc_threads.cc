@@ -12,7 +12,8 @@ namespace {
 
 constexpr int kMaxCores = 32;
 
-// Of its timers and its event engine, beyond those that wait: when several timers fire at once.
+// Threads of its timers and its event engine, beyond those that wait: when several timers fire at
+// once.
 constexpr int kBusyTimers = 4;
 
 int Cores() {

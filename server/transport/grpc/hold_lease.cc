@@ -8,7 +8,7 @@ HoldLeaseReactor::HoldLeaseReactor(Fleet* fleet, StreamSet* set, RpcContext* con
     : StreamReactor(set, context, rpc, call),
       fleet_(fleet),
       request_(context, rpc),
-      unsent_(&context->unsent, call, connection()) {
+      unsent_(&context->unsent, CancelRpc(call, connection())) {
   if (!parsed.ok()) {
     MutexLock lock(&mutex_);
     if (!end_.has_value()) end_ = parsed;

@@ -7,8 +7,8 @@
 #include "grpcpp/support/server_callback.h"
 #include "server/engine/fleet.h"
 #include "server/transport/grpc/stream_reactor.h"
-#include "server/transport/rpc_scope.h"
-#include "server/transport/unsent_replies.h"
+#include "server/transport/rpc/rpc_scope.h"
+#include "server/transport/rpc/unsent_replies.h"
 
 namespace flashcore::server {
 

@@ -7,14 +7,15 @@ namespace flashcore::server {
 class LoadSequenceReactor::Chunk final : public Exchange {
  public:
   explicit Chunk(LoadSequenceReactor* stream)  // in incoming_
-      : Exchange(stream->origin_, &stream->incoming_), stream_(stream) {
+      : Exchange(stream->origin_, ToRequestMessage(&stream->incoming_)), stream_(stream) {
     operation_.identity = stream->identity_;
     operation_.deadline = stream->deadline_;
   }
 
   void Start() {
-    absl::Status status = CheckMessageBytes(*stream_->context_, message_.size());
-    if (status.ok()) status = stream_->chunks_.Parse(message_, &operation_, &tensors_);
+    const wire::MessageView message = message_.view();
+    absl::Status status = CheckMessageBytes(*stream_->context_, message.size());
+    if (status.ok()) status = stream_->chunks_.Parse(message, &operation_, &tensors_);
     Receive(status);
   }
   using Exchange::Enqueue;
@@ -118,10 +119,7 @@ void LoadSequenceReactor::Advance() {
 absl::Status LoadSequenceReactor::WriteResponse() {
   v1::LoadSequenceResponse response;
   const absl::Status status = chunks_.Finish(&response);
-  if (status.ok()) {
-    const grpc::Slice slice(response.SerializeAsString());
-    *response_ = grpc::ByteBuffer(&slice, 1);
-  }
+  if (status.ok()) *response_ = ToByteBuffer(response.SerializeAsString());
   return status;
 }
 

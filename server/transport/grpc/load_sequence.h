@@ -8,9 +8,9 @@
 #include "absl/status/status.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
-#include "server/transport/exchange.h"
 #include "server/transport/grpc/stream_reactor.h"
-#include "server/transport/load_chunks.h"
+#include "server/transport/rpc/exchange.h"
+#include "server/transport/rpc/load_chunks.h"
 
 namespace flashcore::server {
 

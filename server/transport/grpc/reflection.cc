@@ -9,8 +9,8 @@
 #include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
 #include "grpcpp/support/server_callback.h"
 #include "proto/wire/grpc_compat.h"
-#include "server/transport/convert.h"
 #include "server/transport/grpc/unary_reactor.h"
+#include "server/transport/rpc/convert.h"
 
 namespace flashcore::server {
 namespace {
@@ -83,7 +83,8 @@ class ReflectionReactor final
       Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the connection has ended"));
       return;
     }
-    absl::StatusOr<Identity> identity = authenticator_->Identify(call, call_.connection()->peer());
+    absl::StatusOr<Identity> identity =
+        authenticator_->Identify(GrpcClaims(&call), call_.connection()->peer());
     if (!identity.ok()) {
       Finish(ToGrpcStatus(identity.status()));
       return;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "grpcpp/impl/service_type.h"
-#include "server/transport/rpc_scope.h"
+#include "server/transport/rpc/rpc_scope.h"
 
 namespace flashcore::server {
 

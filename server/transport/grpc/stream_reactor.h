@@ -1,4 +1,4 @@
-// What the streaming RPCs have in common, so that a drain can end them.
+// State that the streaming RPCs share, so that a drain can end them.
 #ifndef FLASHCORE_SERVER_TRANSPORT_GRPC_STREAM_REACTOR_H_
 #define FLASHCORE_SERVER_TRANSPORT_GRPC_STREAM_REACTOR_H_
 
@@ -13,9 +13,9 @@
 #include "server/base/error_info.h"
 #include "server/base/mutex.h"
 #include "server/request/identity.h"
-#include "server/transport/convert.h"
 #include "server/transport/grpc/unary_reactor.h"
-#include "server/transport/rpc_scope.h"
+#include "server/transport/rpc/convert.h"
+#include "server/transport/rpc/rpc_scope.h"
 
 namespace flashcore::server {
 
@@ -84,7 +84,7 @@ class StreamReactor : public GrpcReactor, public RequestStream {
   }
 
  protected:
-  // A caller that is not admitted gets the reason as the stream's status.
+  // A client that is not admitted gets the reason as the stream's status.
   StreamReactor(StreamSet* set, RpcContext* context, RpcMetrics* rpc, grpc::ServerContextBase* call)
       : StreamReactor(set, context, rpc, call, context->client_connections->Find(call->peer())) {}
 
@@ -133,18 +133,18 @@ class StreamReactor : public GrpcReactor, public RequestStream {
   StreamReactor(StreamSet* set, RpcContext* context, RpcMetrics* rpc, grpc::ServerContextBase* call,
                 std::shared_ptr<ClientConnection> connection)
       : StreamReactor(set, context, rpc, call, connection,
-                      AdmitCaller(context, *call, connection.get())) {}
+                      AdmitClient(context, *call, connection.get())) {}
   StreamReactor(StreamSet* set, RpcContext* context, RpcMetrics* rpc, grpc::ServerContextBase* call,
                 std::shared_ptr<ClientConnection> connection,
-                const absl::StatusOr<Identity>& caller)
+                const absl::StatusOr<Identity>& client)
       : context_(context),
         rpc_(rpc),
         call_(call),
-        identity_(caller.value_or(Identity())),
+        identity_(client.value_or(Identity())),
         set_(set),
-        end_(caller.ok() ? std::nullopt : std::make_optional(caller.status())),
+        end_(client.ok() ? std::nullopt : std::make_optional(client.status())),
         scope_(context, rpc, std::move(connection)),
-        last_(&context->unsent, call, scope_.connection()) {}
+        last_(&context->unsent, CancelRpc(call, scope_.connection())) {}
 
   void OnDone() final {
     last_.Sent();

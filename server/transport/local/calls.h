@@ -2,71 +2,53 @@
 #ifndef FLASHCORE_SERVER_TRANSPORT_LOCAL_CALLS_H_
 #define FLASHCORE_SERVER_TRANSPORT_LOCAL_CALLS_H_
 
-#include <atomic>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <unordered_map>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "flashcore/v1/attention.pb.h"
 #include "server/base/clock.h"
+#include "server/base/use_count.h"
 #include "server/engine/client_lease.h"
 #include "server/memory/regions.h"
 #include "server/request/identity.h"
-#include "server/transport/attention_methods.h"
-#include "server/transport/exchange.h"
-#include "server/transport/local/call_room.h"
-#include "server/transport/local/context.h"
-#include "server/transport/rpc_scope.h"
+#include "server/sharing/call_room.h"
+#include "server/sharing/fair_jobs.h"
+#include "server/transport/rpc/attention_methods.h"
+#include "server/transport/rpc/rpc_scope.h"
 
 namespace flashcore::server::local {
 
-// The methods that need no device. Thread-safe.
-class UnaryCalls {
- public:
-  explicit UnaryCalls(Context* context);
-
-  // Null if there is no such method. Else runs it and returns its status, or `refused`; with OK,
-  // `*response` is the serialized message.
-  using Run = std::function<absl::Status(const absl::Status& refused, const Identity& caller,
-                                         absl::string_view request, std::string* response)>;
-  const Run* Find(const std::string& method) const;
-
-  // HoldLease: opens `*lease` unless it is open. A connection has one lease.
-  absl::Status HoldLease(const Identity& caller, absl::string_view request, ClientLease* lease,
-                         std::string* response) const;
-
- private:
-  template <typename Request, typename Response>
-  void Add(const char* name, AttentionMethods::Method<Request, Response> method);
-
-  Context* const context_;
-  RpcMetrics* const hold_lease_;
-  std::unordered_map<std::string, Run> methods_;
+// Used by all calls. It outlives them, as does all that it points to.
+struct CallServices {
+  AttentionMethods* methods = nullptr;
+  CallRoom* room = nullptr;
+  FairJobs* long_calls = nullptr;  // by client; those that may take milliseconds
+  UseCount* uses = nullptr;        // calls and rings
 };
 
-// What a call needs of its connection, which may end before the call.
+// The part of a connection that a call needs. The connection may end before the call.
 struct CallSetup {
-  Context* context = nullptr;
-  std::weak_ptr<Connection> connection;
+  const CallServices* services = nullptr;
   Identity identity;
   std::shared_ptr<Regions> regions;
   TimePoint deadline = kNoDeadline;
 };
 
 // DEADLINE_EXCEEDED if a call has its turn after its deadline.
-absl::Status CheckDeadline(const Context& context, TimePoint deadline);
+absl::Status CheckDeadline(const RpcContext& context, TimePoint deadline);
 
-// A call that is answered after its turn. Kept alive by its connection until it is
-// answered, and by whoever works on it.
-class PendingCall {
+// A call that is answered after its turn. Kept alive by its connection until it is answered, and by
+// whoever works on it.
+class PendingCall : public std::enable_shared_from_this<PendingCall> {
  public:
-  // Sends the reply, and lets go of the call. On the connections' thread.
-  using Reply = absl::AnyInvocable<void(const absl::Status&, std::string message)>;
+  // Lets the connection send the reply, and let go of the call. From any thread.
+  using Reply =
+      absl::AnyInvocable<void(std::shared_ptr<PendingCall>, absl::StatusOr<std::string> message)>;
 
   PendingCall(const CallSetup& setup, size_t bytes, Reply reply);
   virtual ~PendingCall() = default;
@@ -78,10 +60,11 @@ class PendingCall {
   // From any thread.
   virtual void Cancel() = 0;
 
- protected:
-  // Lets the connection reply. `self` is this.
-  void Answer(std::shared_ptr<PendingCall> self, absl::StatusOr<std::string> message);
+  // Calls Reply. Once, from any thread.
+  void Answer(absl::StatusOr<std::string> message);
 
+ protected:
+  const UseCount::Use use_;  // first: what the others hold is released within it
   const CallSetup setup_;
 
  private:
@@ -89,71 +72,41 @@ class PendingCall {
   Reply reply_;
 };
 
-// A call of `run`, which outlives it.
-class UnaryCall final : public PendingCall, public std::enable_shared_from_this<UnaryCall> {
+// The methods of the local socket. Thread-safe.
+class MethodTable {
  public:
-  UnaryCall(const CallSetup& setup, const UnaryCalls::Run* run, std::string message, Reply reply)
-      : PendingCall(setup, message.size(), std::move(reply)),
-        run_(run),
-        message_(std::move(message)) {}
+  struct Method {
+    AttentionMethods::Kind kind = AttentionMethods::Kind::kQuick;
+    // Runs it and returns its status, or `refused`; with OK, `*response` is the serialized message.
+    // Null unless AttentionMethods has it.
+    std::function<absl::Status(const absl::Status& refused, const Identity& client,
+                               absl::string_view request, std::string* response)>
+        run;
+    // A call of it, of kLong, kSteps or kTensors.
+    std::function<std::shared_ptr<PendingCall>(const CallSetup& setup, std::string message,
+                                               PendingCall::Reply reply)>
+        make;
+  };
 
-  void Start() override;
-  void Cancel() override { cancelled_ = true; }
+  explicit MethodTable(AttentionMethods* methods);  // which outlive this
+
+  // Null if there is no such method.
+  const Method* Find(const std::string& method) const;
+
+  // HoldLease: opens `*lease` unless it is open. A connection has one lease.
+  absl::Status HoldLease(const Identity& client, absl::string_view request, ClientLease* lease,
+                         std::string* response) const;
 
  private:
-  const UnaryCalls::Run* const run_;
-  const std::string message_;
-  std::atomic<bool> cancelled_{false};
-};
+  template <typename Request, typename Response>
+  void Add(const char* name, AttentionMethods::Kind kind,
+           AttentionMethods::Method<Request, Response> method);
+  template <typename Tensors>
+  void AddTensors(const char* name);
 
-// ManageSequences: one operation in each turn, since one may take milliseconds and there may be
-// many. Its client's other calls come in between, too. A call that has begun runs to its end.
-class ManageCall final : public PendingCall, public std::enable_shared_from_this<ManageCall> {
- public:
-  ManageCall(const CallSetup& setup, std::string message, Reply reply);
-
-  void Start() override;
-  void Cancel() override { cancelled_ = true; }
-
- private:
-  absl::Status Begin();
-  void RunNext();  // and lets the rest have its turn
-  void Finish(const absl::Status& status);
-
-  const std::string message_;
-  std::atomic<bool> cancelled_{false};
-  std::optional<RpcScope> rpc_;
-  std::optional<RequestScope> scope_;
-  v1::ManageSequencesRequest request_;
-  v1::ManageSequencesResponse response_;
-  AttentionMethods::Operations operations_;
-};
-
-// A call with tensors: Attend, or LoadSequence with one chunk. Kept alive by itself, too, until it
-// is complete.
-class TensorCall : private UseCount::Use,  // first: what the others hold is released within it
-                   public PendingCall,
-                   public Exchange,
-                   public std::enable_shared_from_this<TensorCall> {
- public:
-  // `method`: "Attend" or "LoadSequence"; null for another one.
-  static std::shared_ptr<TensorCall> Make(const CallSetup& setup, const std::string& method,
-                                          std::string message, Reply reply);
-  void Start() override;
-  void Cancel() override { Exchange::Cancel(); }
-
- protected:
-  TensorCall(const CallSetup& setup, RpcMetrics* rpc, std::string message, Reply reply);
-
- private:
-  virtual absl::Status Parse() = 0;
-  // The serialized reply of a call that is complete.
-  virtual absl::StatusOr<std::string> Encode() = 0;
-
-  void Complete(const absl::Status& status) final;
-
-  RpcScope rpc_;
-  std::shared_ptr<TensorCall> self_;  // from Start to Complete
+  AttentionMethods* const methods_;
+  RpcMetrics* const hold_lease_;
+  std::unordered_map<std::string, Method> table_;  // by name
 };
 
 }  // namespace flashcore::server::local

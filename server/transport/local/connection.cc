@@ -11,9 +11,8 @@
 #include "proto/wire/ring.h"
 #include "server/base/error_info.h"
 #include "server/telemetry/log.h"
-#include "server/transport/convert.h"
-#include "server/transport/local/ring_poller.h"
-#include "server/transport/unknown_fields.h"
+#include "server/transport/rpc/convert.h"
+#include "server/transport/rpc/unknown_fields.h"
 
 namespace flashcore::server::local {
 namespace {
@@ -29,35 +28,33 @@ constexpr size_t kMaxUnsentBytes = size_t{64} << 10;
 
 // `region`, unmapped on the thread for slow work: the last request that uses it may end on a
 // lane's.
-Regions::Region UnmapElsewhere(Context* context, const std::string& client,
-                               Regions::Region region) {
+Regions::Region UnmapElsewhere(FairJobs* slow, const std::string& client, Regions::Region region) {
   const SharedRegion* const mapped = region.get();
-  return {mapped, [context, client, region = std::move(region)](const SharedRegion*) mutable {
-            context->slow->Add(client, [last = std::move(region)] {});
+  return {mapped, [slow, client, region = std::move(region)](const SharedRegion*) mutable {
+            slow->Add(client, [last = std::move(region)] {});
           }};
 }
 
-void LogBroken(const std::string& identity, const absl::Status& why) {
+void LogBroken(const std::string& client, const absl::Status& why) {
   static LogLimiter limiter(10);
   if (const auto pass = limiter.Admit()) {
     LogWarning("local connection ended",
-               {{"identity", identity}, {"error", why.message()}, {"suppressed", pass.suppressed}});
+               {{"identity", client}, {"error", why.message()}, {"suppressed", pass.suppressed}});
   }
 }
 
 }  // namespace
 
-Connection::Connection(Context* context, const UnaryCalls* unary, const Options& options,
-                       FileDescriptor socket, std::string holder, TimePoint now)
-    : context_(context),
-      unary_(unary),
+Connection::Connection(const Services* services, const Options& options, FileDescriptor socket,
+                       std::string client, TimePoint now)
+    : services_(*services),
+      context_(services->calls.methods->context()),
       options_(options),
       began_(now),
       last_use_(now),
-      socket_(std::move(socket), std::move(holder), context->passed_files,
-              &context->methods->context()->unsent, [this](CutOff why) {
-                context_->post(identity_.name, weak_from_this(),
-                               [why](Connection* self) { self->EndUnread(why); });
+      socket_(std::move(socket), std::move(client), services->passed_files, &context_->unsent,
+              [this](CutOff why, bool /*again*/) {
+                mailbox()([why](Connection* self) { self->EndUnread(why); });
               }) {}
 
 Connection::~Connection() { End(); }
@@ -86,7 +83,7 @@ void Connection::OnEvents(uint32_t events) {
   if (has_more()) return Advance();  // before it reads more
   if ((events & EPOLLIN) != 0 && !Paused()) {
     const absl::Status read = socket_.Read();
-    read_at_ = context_->methods->fleet()->clock().Now();
+    read_at_ = context_->clock->Now();
     if (absl::IsUnavailable(read)) return End();
     if (!read.ok()) return Break(read);
     Advance();
@@ -114,12 +111,12 @@ void Connection::Advance() {
 
 bool Connection::MayTakeOneMore() {
   if (ended_ || Paused()) return false;
-  if (!greeted_ || context_->room->HasRoom(identity_.name)) return true;
+  CallRoom& room = *services_.calls.room;
+  if (!greeted_ || room.HasRoom(identity_.name)) return true;
   waits_for_room_ = true;
-  context_->room->WaitForRoom(
-      identity_.name, [context = context_, client = identity_.name, self = weak_from_this()] {
-        context->post(client, self, [](Connection* waiting) { waiting->waits_for_room_ = false; });
-      });
+  room.WaitForRoom(identity_.name, [post = mailbox()] {
+    post([](Connection* self) { self->waits_for_room_ = false; });
+  });
   return false;
 }
 
@@ -169,8 +166,7 @@ void Connection::Dispatch(const v1::LocalRequest& request) {
 }
 
 void Connection::Hello(uint64_t id, const v1::LocalHello& hello) {
-  absl::StatusOr<Identity> identity =
-      context_->methods->context()->authenticator.IdentifyLocal(socket_.fd());
+  absl::StatusOr<Identity> identity = context_->authenticator.IdentifyLocal(socket_.fd());
   absl::Status status = identity.status();
   if (status.ok() && hello.client().size() > kMaxClientBytes) {
     status = absl::InvalidArgumentError(
@@ -200,17 +196,14 @@ void Connection::RegisterMemory(uint64_t id, const v1::LocalRegisterMemory& requ
   absl::StatusOr<FileDescriptor> file = socket_.TakeFile();
   if (!file.ok()) return Reply(id, file.status());
   alone_ = id;
-  context_->slow->Add(identity_.name, [context = context_, connection = weak_from_this(), id,
-                                       client = identity_.name, file = *std::move(file),
-                                       request]() mutable {
-    auto give_back = [context, client, connection] {
-      context->post(client, connection, [](Connection* self) { self->EndForMemory(); });
-    };
-    auto region = context->methods->memory()->Map(file, request.bytes(), request.read_only(),
-                                                  client, std::move(give_back));
-    context->passed_files->Close(client, std::move(file));
-    if (region.ok()) region = UnmapElsewhere(context, client, *std::move(region));
-    context->post(client, connection, [id, region = std::move(region)](Connection* self) mutable {
+  services_.slow->Add(identity_.name, [services = &services_, post = mailbox(), id,
+                                       file = *std::move(file), request]() mutable {
+    auto give_back = [post] { post([](Connection* self) { self->EndForMemory(); }); };
+    auto region = services->calls.methods->memory()->Map(file, request.bytes(), request.read_only(),
+                                                         post.client, std::move(give_back));
+    services->passed_files->Close(post.client, std::move(file));
+    if (region.ok()) region = UnmapElsewhere(services->slow, post.client, *std::move(region));
+    post([id, region = std::move(region)](Connection* self) mutable {
       self->Registered(id, std::move(region));
     });
   });
@@ -256,25 +249,23 @@ absl::StatusOr<uint32_t> Connection::AddRing(const v1::LocalOpenRing& request) {
   if (!ring.ok()) return ring.status();
   if (!doorbell_.valid()) {
     FileDescriptor doorbell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    if (!doorbell.valid() || !context_->poller->AddDoorbell(doorbell.get())) {
+    if (!doorbell.valid() || !services_.poller->AddDoorbell(doorbell.get())) {
       return WithInfo(absl::ResourceExhaustedError("doorbell: the server can open no more files"),
                       reason::kServerFull);
     }
     doorbell_ = std::move(doorbell);
   }
   const uint32_t number = ++last_ring_;
-  Session::Callbacks callbacks;
-  callbacks.broken = [context = context_, client = identity_.name,
-                      connection = weak_from_this()](const absl::Status& why) {
-    context->post(client, connection, [why](Connection* self) { self->Break(why); });
+  RingSession::Callbacks callbacks;
+  callbacks.broken = [post = mailbox()](const absl::Status& why) {
+    post([why](Connection* self) { self->Break(why); });
   };
-  callbacks.gone = [context = context_, client = identity_.name, connection = weak_from_this(),
-                    number] {
-    context->post(client, connection, [number](Connection* self) { self->RingGone(number); });
+  callbacks.gone = [post = mailbox(), number] {
+    post([number](Connection* self) { self->RingGone(number); });
   };
-  auto session = std::make_shared<Session>(context_, identity_, regions_, *std::move(ring),
-                                           std::move(callbacks));
-  context_->poller->Add(session);
+  auto session = std::make_shared<RingSession>(services_.attend, services_.calls.uses, identity_,
+                                               regions_, *std::move(ring), std::move(callbacks));
+  services_.poller->Add(session);
   rings_[number].session = std::move(session);
   return number;
 }
@@ -285,9 +276,9 @@ void Connection::CloseRing(uint64_t id, const v1::LocalCloseRing& request) {
     return Reply(id, absl::NotFoundError(absl::StrCat("ring: ", request.ring(), " is not open")));
   }
   ring->second.closing = id;
-  const std::shared_ptr<Session> session = std::move(ring->second.session);
+  const std::shared_ptr<RingSession> session = std::move(ring->second.session);
   session->End();
-  context_->poller->Remove(session);
+  services_.poller->Remove(session);
 }
 
 void Connection::RingGone(uint32_t number) {
@@ -300,52 +291,49 @@ void Connection::RingGone(uint32_t number) {
 
 void Connection::Call(uint64_t id, const v1::LocalCall& call) {
   called_ = true;
-  if (call.method() == "HoldLease") {  // here, for the lease is the connection's
+  using Kind = AttentionMethods::Kind;
+  const MethodTable::Method* const method = services_.methods->Find(call.method());
+  if (method != nullptr && method->kind == Kind::kLease) {  // here: it is the connection's
     v1::LocalReply reply;
     const absl::Status status =
-        unary_->HoldLease(identity_, call.message(), &lease_, reply.mutable_message());
+        services_.methods->HoldLease(identity_, call.message(), &lease_, reply.mutable_message());
     return Send(id, status, std::move(reply));
   }
-  const UnaryCalls::Run* const run = unary_->Find(call.method());
   const TimePoint deadline = DeadlineAfter(read_at_, call.timeout_ns());
-  const bool quick = call.method() != "ListSequences" && call.method() != "ManageSequences";
-  if (run != nullptr && quick) {
+  if (method != nullptr && method->kind == Kind::kQuick) {
     v1::LocalReply reply;
-    const absl::Status status = (*run)(CheckDeadline(*context_, deadline), identity_,
-                                       call.message(), reply.mutable_message());
+    const absl::Status status = method->run(CheckDeadline(*context_, deadline), identity_,
+                                            call.message(), reply.mutable_message());
     return Send(id, status, std::move(reply));
   }
-  const CallSetup setup = {context_, weak_from_this(), identity_, regions_, deadline};
-  const auto answer = [this, id](const absl::Status& status, std::string message) {
-    v1::LocalReply result;
-    if (status.ok()) result.set_message(std::move(message));
-    Send(id, status, std::move(result));
-    calls_.erase(id);
-    if (alone_ == id) alone_ = 0;
-  };
-  if (run != nullptr) {
-    alone_ = id;  // for later calls would overtake it on the other thread
-    std::shared_ptr<PendingCall> pending;
-    if (call.method() == "ManageSequences") {
-      pending = std::make_shared<ManageCall>(setup, call.message(), answer);
-    } else {
-      pending = std::make_shared<UnaryCall>(setup, run, call.message(), answer);
-    }
-    calls_[id] = pending;
-    return context_->long_calls->Add(identity_.name, [pending] { pending->Start(); });
+  const bool has_tensors = method == nullptr || method->kind == Kind::kTensors;
+  if (has_tensors) {
+    if (absl::Status status = Admit(*context_, identity_); !status.ok()) return Reply(id, status);
   }
-  if (absl::Status status = Admit(*context_->methods->context(), identity_); !status.ok()) {
-    return Reply(id, status);
-  }
-  const std::shared_ptr<PendingCall> pending =
-      TensorCall::Make(setup, call.method(), call.message(), answer);
-  if (pending == nullptr) {
+  if (method == nullptr) {
     return Reply(id, absl::UnimplementedError(absl::StrCat(
                          "method: the local socket has no '", call.method().substr(0, 64),
                          "'; rings take the place of AttendStream")));
   }
+  PendingCall::Reply answer = [post = mailbox(), id](std::shared_ptr<PendingCall> pending,
+                                                     absl::StatusOr<std::string> message) {
+    post([id, pending = std::move(pending), message = std::move(message)](
+             Connection* self) mutable { self->Answer(id, std::move(message)); });
+  };
+  const std::shared_ptr<PendingCall> pending = method->make(
+      {&services_.calls, identity_, regions_, deadline}, call.message(), std::move(answer));
   calls_[id] = pending;  // before it can reply
-  pending->Start();
+  if (has_tensors) return pending->Start();
+  alone_ = id;  // for later calls would overtake it on the other thread
+  services_.calls.long_calls->Add(identity_.name, [pending] { pending->Start(); });
+}
+
+void Connection::Answer(uint64_t id, absl::StatusOr<std::string> message) {
+  v1::LocalReply result;
+  if (message.ok()) result.set_message(*std::move(message));
+  Send(id, message.status(), std::move(result));
+  calls_.erase(id);
+  if (alone_ == id) alone_ = 0;
 }
 
 void Connection::Cancel(uint64_t id, const v1::LocalCancel& cancel) {
@@ -364,7 +352,7 @@ void Connection::Cancel(uint64_t id, const v1::LocalCancel& cancel) {
 
 void Connection::CheckTime(TimePoint now) {
   if (!greeted_ && now - began_ >= options_.hello_within) {
-    context_->metrics().CountRefusedLocalConnection(RefusedLocalConnection::kSilent);
+    context_->metrics->CountRefusedLocalConnection(RefusedLocalConnection::kSilent);
     return End();
   }
 }
@@ -372,7 +360,7 @@ void Connection::CheckTime(TimePoint now) {
 void Connection::EndUnread(CutOff why) {
   if (ended_) return;
   if (why != CutOff::kDrain) {
-    context_->metrics().CountRefusedLocalConnection(RefusedLocalConnection::kUnread);
+    context_->metrics->CountRefusedLocalConnection(RefusedLocalConnection::kUnread);
     LogBroken(identity_.name,
               absl::CancelledError(
                   why == CutOff::kTimeout
@@ -390,19 +378,19 @@ void Connection::EndForMemory() {
 
 void Connection::Send(uint64_t id, const absl::Status& status, v1::LocalReply reply, int file) {
   if (ended_) return;
-  last_use_ = context_->methods->context()->clock->Now();
+  last_use_ = context_->clock->Now();
   reply.set_id(id);
   if (!status.ok()) {
     reply.clear_result();
     *reply.mutable_status() = ToStatus(status);
   }
-  // Nobody waits for the rest of its requests.
+  // The client is gone or does not read; drop its remaining requests.
   if (!socket_.Send(reply.SerializeAsString(), file, identity_.name)) End();
 }
 
 void Connection::Break(const absl::Status& why, RefusedLocalConnection reason) {
   if (ended_) return;
-  context_->metrics().CountRefusedLocalConnection(reason);
+  context_->metrics->CountRefusedLocalConnection(reason);
   LogBroken(identity_.name, why);
   Reply(0, why);
   End();
@@ -413,11 +401,11 @@ void Connection::End() {
   for (auto& [number, ring] : rings_) {
     if (ring.session == nullptr) continue;
     ring.session->End();
-    context_->poller->Remove(ring.session);
+    services_.poller->Remove(ring.session);
   }
   rings_.clear();
   for (auto& [id, call] : std::exchange(calls_, {})) call->Cancel();
-  if (doorbell_.valid()) context_->poller->RemoveDoorbell(doorbell_.get());
+  if (doorbell_.valid()) services_.poller->RemoveDoorbell(doorbell_.get());
   regions_->Clear();
   lease_.End();
 }

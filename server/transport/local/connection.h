@@ -8,17 +8,21 @@
 #include <string>
 #include <unordered_map>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "flashcore/v1/local.pb.h"
 #include "server/base/clock.h"
 #include "server/engine/client_lease.h"
 #include "server/memory/regions.h"
-#include "server/transport/door.h"
+#include "server/memory/shared_memory.h"
+#include "server/sharing/door.h"
+#include "server/sharing/fair_jobs.h"
 #include "server/transport/local/calls.h"
-#include "server/transport/local/context.h"
 #include "server/transport/local/frame_socket.h"
-#include "server/transport/local/session.h"
+#include "server/transport/local/ring_poller.h"
+#include "server/transport/local/ring_session.h"
+#include "server/transport/rpc/passed_files.h"
 
 namespace flashcore::server::local {
 
@@ -28,8 +32,30 @@ class Connection final : public std::enable_shared_from_this<Connection> {
  public:
   static constexpr int kMaxRings = 16;
 
-  Connection(Context* context, const UnaryCalls* unary, const Options& options,
-             FileDescriptor socket, std::string holder, TimePoint now);
+  struct Options {
+    int max_calls = 256;  // unanswered ones
+    Nanoseconds hello_within = std::chrono::seconds(10);
+  };
+
+  using Action = absl::AnyInvocable<void(Connection*)>;
+  // Runs `action` on the thread of the connections, in the client's turn, unless the connection has
+  // ended by then. From any thread.
+  using Post = absl::AnyInvocable<void(absl::string_view client, std::weak_ptr<Connection>,
+                                       Action action) const>;
+
+  // Used by all connections. It outlives them and their requests, as does all that it points to.
+  struct Services {
+    CallServices calls;
+    const MethodTable* methods = nullptr;
+    Exchange::Origin attend;  // of requests in rings
+    PassedFiles* passed_files = nullptr;
+    FairJobs* slow = nullptr;  // by client; for work that takes long, such as to map memory
+    RingPoller* poller = nullptr;
+    Post post;
+  };
+
+  Connection(const Services* services, const Options& options, FileDescriptor socket,
+             std::string client, TimePoint now);
   ~Connection();
 
   int fd() const { return socket_.fd(); }
@@ -37,8 +63,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   uint32_t events() const;  // for epoll
   // Memory of messages: of frames that have not completely arrived, and of calls that wait.
   size_t received_bytes() const { return socket_.received_bytes(); }
-  // Whose that is; empty before Hello.
-  const std::string& identity() const { return identity_.name; }
+  // The client's identity; empty before Hello.
+  const std::string& client() const { return identity_.name; }
   bool too_many_files() const { return socket_.too_many_files(); }  // came at once
 
   // One turn: what `events` say, and some of the requests that have arrived.
@@ -68,7 +94,18 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   void CloseRing(uint64_t id, const v1::LocalCloseRing& request);
   void RingGone(uint32_t number);
   void Call(uint64_t id, const v1::LocalCall& call);
+  void Answer(uint64_t id, absl::StatusOr<std::string> message);  // of a PendingCall
   void Cancel(uint64_t id, const v1::LocalCancel& cancel);
+
+  // Posts actions for this connection. From any thread.
+  struct Mailbox {
+    const Post& post;
+    std::string client;
+    std::weak_ptr<Connection> connection;
+
+    void operator()(Action action) const { post(client, connection, std::move(action)); }
+  };
+  Mailbox mailbox() { return {services_.post, identity_.name, weak_from_this()}; }
 
   bool Paused() const;  // takes no requests now
   void Reply(uint64_t id, const absl::Status& status) { Send(id, status, {}); }
@@ -78,9 +115,9 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   // Its memory is for clients that share less.
   void EndForMemory();
 
-  Context* const context_;
-  const UnaryCalls* const unary_;
-  const Options& options_;
+  const Services& services_;
+  RpcContext* const context_;
+  const Options options_;
   const TimePoint began_;
   TimePoint last_use_;  // when it began, or was last answered
   FrameSocket socket_;
@@ -96,8 +133,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   ClientLease lease_;                                                 // opened by HoldLease
   std::unordered_map<uint64_t, std::shared_ptr<PendingCall>> calls_;  // by request
   struct RingEntry {
-    std::shared_ptr<Session> session;  // null: it is being closed
-    uint64_t closing = 0;              // the request that waits for its end
+    std::shared_ptr<RingSession> session;  // null: it is being closed
+    uint64_t closing = 0;                  // the request that waits for its end
   };
   std::unordered_map<uint32_t, RingEntry> rings_;
   uint32_t last_ring_ = 0;

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/error_info.h"
+#include "server/base/interrupted_waits.h"
 #include "server/memory/shared_region.h"
 
 namespace flashcore::server::local {
@@ -19,7 +20,7 @@ namespace {
 constexpr size_t kReadAtOnce = size_t{64} << 10;
 // A larger buffer shrinks when most of it is taken.
 constexpr size_t kKeepBytes = 4096;
-// What an unsent frame takes besides its bytes.
+// The memory of an unsent frame besides its bytes.
 constexpr size_t kUnsentFrameBytes = 256;
 
 absl::Status NoRoom(absl::string_view why) {
@@ -30,14 +31,14 @@ absl::Status NoRoom(absl::string_view why) {
 
 FrameSocket::~FrameSocket() {
   for (absl::StatusOr<FileDescriptor>& file : files_) {
-    if (file.ok()) passed_files_->Close(holder_, *std::move(file));
+    if (file.ok()) passed_files_->Close(client_, *std::move(file));
   }
-  passed_files_->CloseConnection(holder_, std::move(socket_));
+  passed_files_->CloseConnection(client_, std::move(socket_));
 }
 
 absl::Status FrameSocket::Read() {
   thread_local std::array<char, kReadAtOnce> buffer;
-  const bool has_room = passed_files_->HasRoom(holder_);
+  const bool has_room = passed_files_->HasRoom(client_);
   std::vector<FileDescriptor> files;
   const auto on_file = [&files](int file) { files.emplace_back(file); };
   wire::Received received;
@@ -68,7 +69,7 @@ void FrameSocket::AddFile(FileDescriptor file) {
   if (status.ok()) {
     files_.emplace_back(std::move(file));
   } else {
-    passed_files_->Close(holder_, std::move(file));
+    passed_files_->Close(client_, std::move(file));
     files_.emplace_back(std::move(status));
   }
 }
@@ -114,7 +115,7 @@ bool FrameSocket::Send(const std::string& message, int file, absl::string_view c
   if (out_.empty()) return true;
   Frame& last = out_.back();
   last.charged_bytes = kUnsentFrameBytes + last.bytes.capacity();
-  last.charge = std::make_unique<UnsentReply>(unsent_, &on_cut_off_);
+  last.charge = std::make_unique<UnsentReply>(unsent_, on_cut_off_);
   unsent_bytes_ += last.charged_bytes;
   last.charge->Ready(client, last.charged_bytes);
   return true;

@@ -12,9 +12,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "proto/wire/frames.h"
-#include "server/base/passed_files.h"
 #include "server/base/socket.h"
-#include "server/transport/unsent_replies.h"
+#include "server/transport/rpc/passed_files.h"
+#include "server/transport/rpc/unsent_replies.h"
 
 namespace flashcore::server::local {
 
@@ -24,13 +24,13 @@ class FrameSocket {
   // File descriptors that may have come without the request that they are for.
   static constexpr size_t kMaxFiles = wire::kMaxFilesAtOnce;
 
-  // `socket` is non-blocking; `holder` is whom it counts for (door.h). `passed_files` closes it,
+  // `socket` is non-blocking; `client`: see ConnectionClient. `passed_files` closes it,
   // and what comes with it. `on_cut_off` ends the connection, whose client does not read. The
   // pointers outlive this.
-  FrameSocket(FileDescriptor socket, std::string holder, PassedFiles* passed_files,
+  FrameSocket(FileDescriptor socket, std::string client, PassedFiles* passed_files,
               UnsentReplies* unsent, UnsentReply::OnCutOff on_cut_off)
       : socket_(std::move(socket)),
-        holder_(std::move(holder)),
+        client_(std::move(client)),
         passed_files_(passed_files),
         unsent_(unsent),
         on_cut_off_(std::move(on_cut_off)) {}
@@ -50,7 +50,7 @@ class FrameSocket {
   size_t received_bytes() const { return in_.capacity(); }
   // The oldest file descriptor, which is memory and which PassedFiles has to close.
   // INVALID_ARGUMENT: none has come, or one that is no memory. RESOURCE_EXHAUSTED: one has come,
-  // but the process can open no more files, or too many of the holder are still to be closed.
+  // but the process can open no more files, or too many of the client are still to be closed.
   absl::StatusOr<FileDescriptor> TakeFile();
   // Every frame that has arrived was taken, but not every file descriptor.
   bool HasStrayFiles() const { return begin_ == in_.size() && !files_.empty(); }
@@ -58,8 +58,8 @@ class FrameSocket {
   // The client has passed more files at once than it may.
   bool too_many_files() const { return too_many_files_; }
 
-  // Sends a frame, now or later, with a file descriptor that stays open until then; -1: none. What
-  // the client does not read is charged to `client`. False: the client is gone.
+  // Sends a frame, now or later, with a file descriptor that stays open until then; -1: none.
+  // Unread bytes are charged to `client`. False: the client is gone.
   bool Send(const std::string& message, int file, absl::string_view client);
   // Sends what the socket takes. False: the client is gone.
   bool Flush();
@@ -79,7 +79,7 @@ class FrameSocket {
   };
 
   FileDescriptor socket_;
-  const std::string holder_;
+  const std::string client_;
   PassedFiles* const passed_files_;
   UnsentReplies* const unsent_;
   const UnsentReply::OnCutOff on_cut_off_;

@@ -39,7 +39,7 @@ class Ring {
   absl::StatusOr<bool> Take(wire::SubmissionSlot* header, std::string* message);
   // Whether the client says that there is something to take, or broke the protocol.
   bool HasNews() const { return header_->submitted.load(std::memory_order_acquire) != taken_; }
-  // What the client says: any number. From any thread.
+  // The value that the client wrote: any number. From any thread.
   uint64_t submitted() const { return header_->submitted.load(std::memory_order_acquire); }
   uint32_t slots() const { return shape_.slots; }
   // 1 tells the client to ring the doorbell. HasNews after this sees every request that comes

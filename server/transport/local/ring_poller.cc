@@ -30,9 +30,13 @@ RingPoller::~RingPoller() {
   thread_.join();
 }
 
-void RingPoller::Add(std::shared_ptr<Session> session) { Post({std::move(session), /*add=*/true}); }
+void RingPoller::Add(std::shared_ptr<RingSession> session) {
+  Post({std::move(session), /*add=*/true});
+}
 
-void RingPoller::Remove(const std::shared_ptr<Session>& session) { Post({session, /*add=*/false}); }
+void RingPoller::Remove(const std::shared_ptr<RingSession>& session) {
+  Post({session, /*add=*/false});
+}
 
 bool RingPoller::AddDoorbell(int eventfd) {
   epoll_event event = {};
@@ -59,7 +63,7 @@ void RingPoller::RunCommands() {
   std::vector<Command> commands;  // one of each client
   {
     MutexLock lock(&mutex_);
-    for (size_t left = commands_.holders(); left > 0; --left) commands.push_back(commands_.Take());
+    for (size_t left = commands_.clients(); left > 0; --left) commands.push_back(commands_.Take());
     has_commands_ = !commands_.empty();
   }
   for (Command& command : commands) {

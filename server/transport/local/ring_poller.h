@@ -10,9 +10,9 @@
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
 #include "server/base/socket.h"
-#include "server/base/turns.h"
+#include "server/sharing/turns.h"
+#include "server/transport/local/ring_session.h"
 #include "server/transport/local/ring_turns.h"
-#include "server/transport/local/session.h"
 
 namespace flashcore::server::local {
 
@@ -27,9 +27,9 @@ class RingPoller {
   RingPoller(const RingPoller&) = delete;
   RingPoller& operator=(const RingPoller&) = delete;
 
-  void Add(std::shared_ptr<Session> session) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Add(std::shared_ptr<RingSession> session) ABSL_LOCKS_EXCLUDED(mutex_);
   // Lets go of the session, soon.
-  void Remove(const std::shared_ptr<Session>& session) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Remove(const std::shared_ptr<RingSession>& session) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // False: too many files. The client has the same file description: epoll would report it also
   // after the server's descriptor is closed, so remove it before.
@@ -38,7 +38,7 @@ class RingPoller {
 
  private:
   struct Command {
-    std::shared_ptr<Session> session;
+    std::shared_ptr<RingSession> session;
     bool add = false;  // else: remove
   };
 

@@ -5,19 +5,19 @@
 
 namespace flashcore::server::local {
 
-std::vector<RingTurns::Client>::iterator RingTurns::Find(const Session& session) {
+std::vector<RingTurns::Client>::iterator RingTurns::Find(const RingSession& session) {
   return std::find_if(clients_.begin(), clients_.end(),
                       [&](const Client& client) { return client.name == session.client(); });
 }
 
-void RingTurns::Add(std::shared_ptr<Session> session) {
+void RingTurns::Add(std::shared_ptr<RingSession> session) {
   const auto found = Find(*session);
   Client& client = found != clients_.end() ? *found : clients_.emplace_back();
   client.name = session->client();
   client.sessions.push_back(std::move(session));
 }
 
-void RingTurns::Remove(const std::shared_ptr<Session>& session) {
+void RingTurns::Remove(const std::shared_ptr<RingSession>& session) {
   const auto client = Find(*session);
   if (client == clients_.end()) return;
   auto& sessions = client->sessions;
@@ -35,7 +35,7 @@ bool RingTurns::Poll() {
 bool RingTurns::PollOne(Client* client) {
   const size_t rings = client->sessions.size();
   for (size_t i = 0; i < rings; ++i) {
-    Session& session = *client->sessions[client->next];
+    RingSession& session = *client->sessions[client->next];
     client->next = client->next + 1 == rings ? 0 : client->next + 1;
     if (session.Poll()) return true;
   }

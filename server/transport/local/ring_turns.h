@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "server/transport/local/session.h"
+#include "server/transport/local/ring_session.h"
 
 namespace flashcore::server::local {
 
@@ -15,24 +15,24 @@ namespace flashcore::server::local {
 // hands in some requests. Not thread-safe.
 class RingTurns {
  public:
-  void Add(std::shared_ptr<Session> session);
-  void Remove(const std::shared_ptr<Session>& session);
+  void Add(std::shared_ptr<RingSession> session);
+  void Remove(const std::shared_ptr<RingSession>& session);
   bool empty() const { return clients_.empty(); }
 
   // One turn of each client. Returns whether there was a request.
   bool Poll();
-  // Session::Sleep of all. Returns whether there is a request that no doorbell tells of: do not
+  // RingSession::Sleep of all. Returns whether there is a request that no doorbell tells of: do not
   // sleep.
   bool Sleep();
 
  private:
   struct Client {
     std::string name;
-    std::vector<std::shared_ptr<Session>> sessions;  // at least one
-    size_t next = 0;                                 // of them, the one whose turn is next
+    std::vector<std::shared_ptr<RingSession>> sessions;  // at least one
+    size_t next = 0;                                     // of them, the one whose turn is next
   };
 
-  std::vector<Client>::iterator Find(const Session& session);
+  std::vector<Client>::iterator Find(const RingSession& session);
   static bool PollOne(Client* client);
 
   std::vector<Client> clients_;

@@ -10,6 +10,7 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "server/base/interrupted_waits.h"
 #include "server/telemetry/log.h"
 
 namespace flashcore::server::local {
@@ -55,29 +56,27 @@ Server::Server(const Options& options, AttentionMethods* methods, PassedFiles* p
                FileDescriptor listening)
     : options_(options),
       listening_(std::move(listening)),
+      metrics_(*methods->context()->metrics),
       clock_(methods->context()->clock),
       timer_(clock_->NewTimer()),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      method_table_(methods),
       door_(options.connections),
       received_(options.received_bytes),
       room_(options.call_bytes),
       poller_(
           std::make_unique<RingPoller>(IdleSpin(*methods->fleet()), &methods->fleet()->clock())) {
-  context_.methods = methods;
-  context_.poller = poller_.get();
-  context_.post = [this](absl::string_view client, std::weak_ptr<Connection> connection,
-                         Context::OnConnection action) {
+  services_.calls = {methods, &room_, &long_calls_, &uses_};
+  services_.methods = &method_table_;
+  services_.attend = {methods->fleet(), methods->context(), methods->Rpc("Attend", "local")};
+  services_.passed_files = passed_files;
+  services_.slow = &slow_;
+  services_.poller = poller_.get();
+  services_.post = [this](absl::string_view client, std::weak_ptr<Connection> connection,
+                          Connection::Action action) {
     Post(client, std::move(connection), std::move(action));
   };
-  context_.passed_files = passed_files;
-  context_.room = &room_;
-  context_.long_calls = &long_calls_;
-  context_.slow = &slow_;
-  context_.attend = context_.Rpc("Attend");
-  context_.load_sequence = context_.Rpc("LoadSequence");
-  context_.manage_sequences = context_.Rpc("ManageSequences");
-  unary_ = std::make_unique<UnaryCalls>(&context_);
   Watch(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), EPOLLIN | EPOLLET);
   Watch(epoll_.get(), EPOLL_CTL_ADD, timer_->fd(), EPOLLIN);
   Watch(epoll_.get(), EPOLL_CTL_ADD, listening_.get(), EPOLLIN);
@@ -94,11 +93,11 @@ Server::~Server() {
     listening_.reset();
   }
   poller_.reset();  // it has sessions; requests in the engine have theirs
-  context_.uses.WaitForNone();
+  uses_.WaitForNone();
 }
 
 void Server::Post(absl::string_view client, std::weak_ptr<Connection> connection,
-                  Context::OnConnection action) {
+                  Connection::Action action) {
   bool wake = false;
   {
     MutexLock lock(&mutex_);
@@ -129,12 +128,12 @@ void Server::RunPosted() {
 
 bool Server::GiveTurn(Entry* entry) {
   if (entry->turn.has_value()) return false;
-  entry->turn = turns_.Add(entry->holder->holder, entry);
+  entry->turn = turns_.Add(entry->client->name, entry);
   return true;
 }
 
 void Server::RunTurns() {
-  for (size_t left = turns_.holders(); left > 0 && !turns_.empty(); --left) {
+  for (size_t left = turns_.clients(); left > 0 && !turns_.empty(); --left) {
     Entry* const entry = turns_.Take();
     entry->turn.reset();
     const std::shared_ptr<Connection> connection = entry->connection;
@@ -176,7 +175,7 @@ void Server::Run() {
     closed_ = true;
     std::swap(dropped, posted_);
   }
-  context_.metrics().local_connections.Set(0);
+  metrics_.local_connections.Set(0);
 }
 
 void Server::AcceptAll() {
@@ -192,18 +191,18 @@ void Server::AcceptAll() {
 void Server::Admit(FileDescriptor socket) {
   SocketAddress peer;
   peer.storage.ss_family = AF_UNIX;
-  const std::string name = ConnectionHolder(peer, UnixPeerUser(socket.get()));
-  Door::Holder* holder = door_.Enter(name);
-  if (!MakeRoom(*holder)) {
-    context_.passed_files->CloseConnection(name, std::move(socket));
-    return door_.Leave(holder);
+  const std::string name = ConnectionClient(peer, UnixPeerUser(socket.get()));
+  Door::Client* client = door_.Enter(name);
+  if (!MakeRoom(*client)) {
+    services_.passed_files->CloseConnection(name, std::move(socket));
+    return door_.Leave(client);
   }
   const int fd = socket.get();
-  auto connection = std::make_shared<Connection>(&context_, unary_.get(), options_,
-                                                 std::move(socket), name, clock_->Now());
+  auto connection = std::make_shared<Connection>(&services_, options_.connection, std::move(socket),
+                                                 name, clock_->Now());
   Entry& entry = connections_[fd];
   entry.connection = std::move(connection);
-  entry.holder = holder;
+  entry.client = client;
   if (MustWait(entry)) {
     Refuse(RefusedLocalConnection::kBanned);
   } else {
@@ -211,20 +210,20 @@ void Server::Admit(FileDescriptor socket) {
   }
   ++with_deadline_;
   Watch(epoll_.get(), EPOLL_CTL_ADD, fd, entry.events);
-  context_.metrics().local_connections.Set(static_cast<double>(connections_.size()));
+  metrics_.local_connections.Set(static_cast<double>(connections_.size()));
 }
 
-bool Server::MakeRoom(const Door::Holder& holder) {
+bool Server::MakeRoom(const Door::Client& client) {
   if (!door_.IsCrowded()) return true;
   const TimePoint now = clock_->Now();
   std::vector<Door::Connection> open;
   for (const auto& [fd, entry] : connections_) {
     const Connection& connection = *entry.connection;
-    open.push_back({fd, entry.holder, connection.StateAt(now), connection.last_use()});
+    open.push_back({fd, entry.client, connection.StateAt(now), connection.last_use()});
   }
-  const Door::Connection* gives = door_.WhoMakesRoom(open, holder);
+  const Door::Connection* gives = door_.WhoMakesRoom(open, client);
   if (gives == nullptr) {
-    Refuse(door_.IsOverShare(holder) ? RefusedLocalConnection::kMaxConnectionsPerUser
+    Refuse(door_.IsOverShare(client) ? RefusedLocalConnection::kMaxConnectionsPerUser
                                      : RefusedLocalConnection::kMaxConnections);
     return false;
   }
@@ -253,48 +252,48 @@ void Server::Update(Connection* connection) {
     if (connection->has_more()) GiveTurn(&entry);
     Want(&entry, entry.turn.has_value() || MustWait(entry) ? 0 : connection->events());
     Charge(&entry);
-    return EndDebtors();
+    return EndToFreeMemory();
   }
   // Otherwise it could come back at once, and keep this thread busy with files that are lost.
-  if (connection->too_many_files()) door_.Ban(entry.holder->holder, clock_->Now());
-  door_.Leave(entry.holder);
+  if (connection->too_many_files()) door_.Ban(entry.client->name, clock_->Now());
+  door_.Leave(entry.client);
   if (entry.turn.has_value()) turns_.Remove(*entry.turn);
-  if (entry.received.account != nullptr) received_.Give(&entry.received);
+  if (entry.received.client != nullptr) received_.Give(&entry.received);
   Watch(epoll_.get(), EPOLL_CTL_DEL, connection->fd(), 0);
   connections_.erase(found);
-  context_.metrics().local_connections.Set(static_cast<double>(connections_.size()));
+  metrics_.local_connections.Set(static_cast<double>(connections_.size()));
 }
 
 bool Server::MustWait(const Entry& entry) const {
-  return entry.connection->HasDeadline() && door_.IsBanned(entry.holder->holder, clock_->Now());
+  return entry.connection->HasDeadline() && door_.IsBanned(entry.client->name, clock_->Now());
 }
 
 void Server::Charge(Entry* entry) {
   const Connection& connection = *entry->connection;
-  const std::string& holder =
-      connection.identity().empty() ? entry->holder->holder : connection.identity();
+  const std::string& client =
+      connection.client().empty() ? entry->client->name : connection.client();
   Shares::Item* const item = &entry->received;
   const size_t bytes = connection.received_bytes();
-  if (item->account != nullptr) {
-    if (item->amount == bytes && item->account->holder == holder) return;
+  if (item->client != nullptr) {
+    if (item->amount == bytes && item->client->name == client) return;
     received_.Give(item);
   }
-  if (bytes > 0) received_.Take(holder, bytes, item);
+  if (bytes > 0) received_.Take(client, bytes, item);
 }
 
-void Server::EndDebtors() {
-  while (const Shares::Account* const debtor = received_.Debtor()) {
-    const Shares::Item* most = debtor->oldest;
+void Server::EndToFreeMemory() {
+  while (const Shares::Client* const client = received_.MustGiveBack()) {
+    const Shares::Item* most = client->oldest;
     for (const Shares::Item* item = most; item != nullptr; item = item->newer) {
       if (item->amount > most->amount) most = item;
     }
     const auto found = std::find_if(connections_.begin(), connections_.end(),
                                     [&](const auto& c) { return &c.second.received == most; });
     const std::shared_ptr<Connection> connection = found->second.connection;
-    door_.Ban(found->second.holder->holder, clock_->Now());
+    door_.Ban(found->second.client->name, clock_->Now());
     connection->Break(absl::ResourceExhaustedError(absl::StrCat(
                           "frames: those of this client that have not completely arrived take ",
-                          debtor->held, " bytes; the limit is ", received_.limits().one,
+                          client->held, " bytes; the limit is ", received_.limits().one,
                           " (a quarter of --transport_memory_bytes)")),
                       RefusedLocalConnection::kMemory);
     Update(connection.get());

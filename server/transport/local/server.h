@@ -5,6 +5,7 @@
 #define FLASHCORE_SERVER_TRANSPORT_LOCAL_SERVER_H_
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,22 +18,33 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "server/base/clock.h"
-#include "server/base/fair_jobs.h"
 #include "server/base/mutex.h"
-#include "server/base/shares.h"
 #include "server/base/socket.h"
-#include "server/base/turns.h"
-#include "server/transport/door.h"
-#include "server/transport/local/call_room.h"
+#include "server/base/use_count.h"
+#include "server/sharing/call_room.h"
+#include "server/sharing/door.h"
+#include "server/sharing/fair_jobs.h"
+#include "server/sharing/shares.h"
+#include "server/sharing/turns.h"
 #include "server/transport/local/calls.h"
 #include "server/transport/local/connection.h"
-#include "server/transport/local/context.h"
 #include "server/transport/local/ring_poller.h"
 
 namespace flashcore::server::local {
 
 class Server {
  public:
+  struct Options {
+    std::string path;  // of the socket; empty: there is none
+    UnixSocketAccess access;
+    Shares::Limits connections{/*all=*/1024, /*one=*/256};
+    Connection::Options connection;
+    Shares::Limits received_bytes;  // of frames that have not completely arrived
+    Shares::Limits call_bytes;      // of unanswered calls
+    // The socket will never accept again. On the thread of the connections.
+    std::function<void(const std::string& address)> on_dead;
+  };
+
   // UNAVAILABLE if it cannot listen. `methods`, and what it uses, and `passed_files` outlive this.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Options& options,
                                                        AttentionMethods* methods,
@@ -41,11 +53,11 @@ class Server {
   ~Server();
 
  private:
-  using Posted = std::pair<std::weak_ptr<Connection>, Context::OnConnection>;
+  using Posted = std::pair<std::weak_ptr<Connection>, Connection::Action>;
 
   struct Entry {
     std::shared_ptr<Connection> connection;
-    Door::Holder* holder = nullptr;
+    Door::Client* client = nullptr;
     uint32_t events = 0;  // that epoll reports; none while the connection waits for its turn
     uint32_t came = 0;    // that it has reported
     std::optional<Turns<Entry*>::Place> turn;
@@ -56,46 +68,46 @@ class Server {
   Server(const Options& options, AttentionMethods* methods, PassedFiles* passed_files,
          FileDescriptor listening);
   void Post(absl::string_view client, std::weak_ptr<Connection> connection,
-            Context::OnConnection action) ABSL_LOCKS_EXCLUDED(mutex_);
+            Connection::Action action) ABSL_LOCKS_EXCLUDED(mutex_);
   void Run();
   // False: it has one already.
   bool GiveTurn(Entry* entry);
-  void RunTurns();  // one of each user
+  void RunTurns();  // one of each client
   // When CheckTimes is due.
   TimePoint NextCheck() const { return with_deadline_ > 0 ? next_check_ : kNoDeadline; }
   void RunPosted() ABSL_LOCKS_EXCLUDED(mutex_);
   void AcceptAll();
   void Admit(FileDescriptor socket);
-  // False if there is none for a new connection of `holder`, which is counted already.
-  bool MakeRoom(const Door::Holder& holder);
-  // Whether the connection is not read yet, because its user is banned.
+  // False if there is none for a new connection of `client`, which is counted already.
+  bool MakeRoom(const Door::Client& client);
+  // Whether the connection is not read yet, because its client is banned.
   bool MustWait(const Entry& entry) const;
   void Want(Entry* entry, uint32_t events);
   // Removes the connection if it has ended, else tells epoll what it waits for.
   void Update(Connection* connection);
-  // Charges the connection's memory of messages to its client, or its user before Hello.
+  // Charges the connection's memory of messages to its client: before Hello, that at the door.
   void Charge(Entry* entry);
-  void EndDebtors();
+  void EndToFreeMemory();
   void CheckTimes();
-  void Refuse(RefusedLocalConnection reason) {
-    context_.metrics().CountRefusedLocalConnection(reason);
-  }
+  void Refuse(RefusedLocalConnection reason) { metrics_.CountRefusedLocalConnection(reason); }
 
-  Context context_;
+  UseCount uses_;
+  Connection::Services services_;
   const Options options_;
   FileDescriptor listening_;
+  Metrics& metrics_;
   const Clock* const clock_;
   const std::unique_ptr<Timer> timer_;
   const FileDescriptor epoll_;
   const FileDescriptor wake_;  // an eventfd
-  std::unique_ptr<UnaryCalls> unary_;
+  const MethodTable method_table_;
 
-  // Of the thread.
+  // Used by the thread.
   Acceptor acceptor_;
   std::unordered_map<int, Entry> connections_;  // by socket
   Door door_;
   Shares received_;      // bytes of frames
-  Turns<Entry*> turns_;  // by user
+  Turns<Entry*> turns_;  // by client
   TimePoint next_check_{};
   size_t with_deadline_ = 0;  // connections
 

@@ -1,4 +1,4 @@
-"""Arguments that are no tensors. What does not fit is an InvalidArgument, before anything is sent, that names
+"""Arguments that are no tensors. A wrong argument is an InvalidArgument, before anything is sent, that names
 the argument, its value and what is allowed."""
 
 import operator
@@ -37,7 +37,7 @@ def integer(name: str, value: Any, least: float = 0, most: float = UINT32) -> in
 
 
 def integers(name: str, values: Any, allowed: str = "whole numbers, a list or an array [n]") -> list[int]:
-    """Of an iterable, or of an array or tensor in host memory with one axis."""
+    """The integers of an iterable, or of an array or tensor in host memory with one axis."""
     try:
         if isinstance(values, (str, bytes)):
             raise TypeError

@@ -204,7 +204,7 @@ class SequenceBatch:
         results = await manage(self.client, operations(), cores[0].num_layers, deadline, repeatable)
         for i, (core, result) in enumerate(zip(cores, results)):
             restored = isinstance(result, SequenceLost) and await self.client.reload([core], [ids[i]], result)
-            # What came after a failure on the same sequence was not tried.
+            # Operations after a failure on the same sequence were not tried.
             if restored or isinstance(result, Aborted) and core.id != ids[i]:
                 again = await manage(self.client, [operations()[i]], core.num_layers, deadline, repeatable)
                 results[i] = again[0]

@@ -13,7 +13,7 @@ from .errors import (Error, FailedPrecondition, InvalidArgument, KvFull, Message
 
 _AttendRequest = _messages.message("AttendRequest")
 _MOST_SPANS = 32  # of one request that was put together: more, and the client waits while the server computes
-# What one span can be the reason of, and the others may succeed without it.
+# Errors that one span can cause; the others may succeed without it.
 _OF_ONE_SPAN = (InvalidArgument, NotFound, FailedPrecondition, PermissionDenied, KvFull, QuotaExceeded,
                 MessageTooLarge)
 

@@ -17,7 +17,7 @@ _START = ("start a server on this host with `flashcore serve` (pip install ./dep
 
 
 def ping(client: Client) -> GetServerInfoResponse:
-    """What the server says of itself, asked once. Unavailable and DeadlineExceeded say what to do."""
+    """The server's answer about itself, asked once. Unavailable and DeadlineExceeded say what to do."""
     try:
         return run(client.core.ping(_SECONDS))
     except (Unavailable, DeadlineExceeded) as error:

@@ -1,7 +1,7 @@
 """Functions with the signatures of the package flash-attn 2, for code that is written for it.
 
 The masks are the same. A row that sees no K/V has O = 0 and LSE = -infinity, which merges; flash-attn has
-+infinity. What the server does not do is Unimplemented, with the name and value of the argument.
++infinity. A feature that the server lacks is Unimplemented, with the name and value of the argument.
 """
 
 import math

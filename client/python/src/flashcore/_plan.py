@@ -18,7 +18,7 @@ _SMALL_BYTES = 64 << 10  # requests of at most this may travel together with oth
 
 
 class _Step:
-    """What is the same for all steps of one shape and mask. Not to be changed."""
+    """Values that are the same for all steps of one shape and mask. Not to be changed."""
 
     def __init__(self, kind: Any, num_heads: int, query_rows: tuple[int, ...], kv_rows: tuple[int, ...],
                  causal: bool, window: Window, softmax_scale: float | None, precision: str, return_lse: bool,

@@ -164,12 +164,12 @@ class Sequence:
         return info
 
     def certain_length(self) -> int | None:
-        """Of layer 0. If it is not known for certain, None: a truncation is then not repeated, because the
-        server cannot check it."""
+        """The length of layer 0. If it is not known for certain, None: a truncation is then not repeated,
+        because the server cannot check it."""
         return None if 0 in self.unfinished else self.lengths[0]
 
     def options(self) -> dict[str, Any]:
-        """Of ForkSequenceRequest, for a fork like this one."""
+        """Fields of ForkSequenceRequest for a fork like this one."""
         made = self._made
         return dict(sequence_id=self.id, pin=made.pin, shared=made.shared, group=made.group,
                     idle_timeout_seconds=made.idle_timeout_seconds)
@@ -248,7 +248,7 @@ class Append:
                 sequence.unfinished[self._layer] = digest
 
     def _digests(self) -> Iterator[tuple[Sequence, bytes]]:
-        """Of the rows of each sequence that gets some."""
+        """Digests of the rows of each sequence that gets some."""
         end = 0
         for sequence, rows in zip(self._sequences, self._rows):
             begin, end = end, end + rows
@@ -274,7 +274,7 @@ def common_shape(sequences: list[Sequence], layer: int) -> Sequence:
 
 
 def cores_of(sequences: Any) -> list[Sequence]:
-    """Of the caller's Sequences, of asyncio or blocking, in a list; or of a SequenceBatch, its own list."""
+    """The caller's Sequences, asyncio or blocking, as a list; for a SequenceBatch, its own list."""
     try:
         batch = getattr(sequences, "core", None)
         cores = getattr(batch, "cores", None) or [sequence.core for sequence in sequences]
@@ -287,13 +287,13 @@ def cores_of(sequences: Any) -> list[Sequence]:
 
 def fork_options(length: int | None, pin: bool, shared: bool, group: str,
                  idle_timeout: float) -> dict[str, Any]:
-    """Of ForkSequenceRequest."""
+    """Fields of ForkSequenceRequest."""
     return dict(made_options(pin, shared, group, idle_timeout),
                 length=optional(integer, "length", length, 0, UINT64))
 
 
 def made_options(pin: bool, shared: bool, group: str, idle_timeout: float) -> dict[str, Any]:
-    """Of CreateSequenceRequest and ForkSequenceRequest."""
+    """Fields that CreateSequenceRequest and ForkSequenceRequest share."""
     return dict(pin=flag("pin", pin), shared=flag("shared", shared), group=text("group", group),
                 idle_timeout_seconds=number("idle_timeout", idle_timeout, "seconds, at least 0", 0))
 

@@ -19,7 +19,7 @@ def check(name: str, target: object) -> str:
 
 
 def _problem(target: str) -> str:
-    """What is wrong with it; empty: nothing."""
+    """The error in it; empty if there is none."""
     if not target:
         return "is empty"
     scheme, colon, rest = target.partition(":")

@@ -10,12 +10,12 @@ from ._transformers_mask import Mask, Pattern
 from .client import default_client
 from .errors import invalid
 
-# What models and callers pass to attention functions beside their own arguments, and what it says about the
-# result: nothing. Other arguments are refused unless they are None.
+# Arguments that models and callers pass to attention functions beside their own and that do not change the
+# result. Other arguments are refused unless they are None.
 _IGNORED = {"position_ids", "cache_position", "use_cache", "return_dict", "output_hidden_states",
             "output_router_logits", "num_items_in_batch", "logits_to_keep", "token_type_ids",
             "mm_token_type_ids", "deterministic", "output_attentions"}
-# What the service lacks, of those.
+# Arguments that the service does not support.
 _LACKED = {"softcap": "no soft-cap", "s_aux": "no attention sinks", "sinks": "no attention sinks",
            "position_bias": "no bias", "head_mask": "no mask of heads",
            "indices": "no sparse attention", "block_indices": "no sparse attention",

@@ -254,7 +254,7 @@ class Layer(CacheLayerMixin):
         return columns, packed
 
     def _hidden_window(self, columns: torch.Tensor, rows: int) -> Window | None:
-        """Of a model like Moshi, whose masks have no window: transformers' cache for its config would drop
+        """For a model like Moshi, whose masks have no window: transformers' cache for its config would drop
         the rows before it, after each step."""
         size = self._window
         if size is None or self.length == 0 or self.length + rows <= size:
@@ -321,7 +321,7 @@ class PackedLayer(Layer):
 
 
 def _delete(sequences: list[Sequence]) -> None:
-    """Empties the list. What cannot be deleted now expires."""
+    """Empties the list. A sequence that cannot be deleted now expires."""
     with contextlib.suppress(Exception):
         SequenceBatch(sequences).delete()
     sequences.clear()

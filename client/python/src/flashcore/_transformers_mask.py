@@ -10,7 +10,7 @@ from .errors import InvalidArgument, invalid
 
 RESET = "; for another prompt, reset() the cache first"
 Window = tuple[int, int]  # rows before and after its own that a query row sees
-# What transformers tells a mask function beside what `_pattern` takes. It changes no mask.
+# Arguments that transformers passes to a mask function beside those of `_pattern`. It changes no mask.
 _IGNORED = {"dtype", "config", "use_vmap"}
 # Functions that leave the values of a tensor alone, and those that may bring it elsewhere.
 _METADATA = {"size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "is_contiguous",
@@ -61,7 +61,7 @@ class Opaque(torch.Tensor):
 
 
 class Mask(Opaque):
-    """What the mask function returns: [batch, 1, query rows, K/V rows], like the mask of SDPA. content: its
+    """The result of the mask function: [batch, 1, query rows, K/V rows], like the mask of SDPA. content: its
     Pattern, or why the service has none: models make masks that no layer uses."""
 
     WHY = ("attention_mask", "the model computes with its mask itself",
@@ -77,7 +77,7 @@ class Mask(Opaque):
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """What query rows see. The last one is aligned with the last K/V position."""
+    """The rows that query rows see. The last one is aligned with the last K/V position."""
 
     causal: bool
     window: Window | None

@@ -80,7 +80,7 @@ def _told(method: Any) -> Any:
 
 
 def _prompted(method: Any) -> Any:
-    """What `generate` takes of its tokens for a step. It would take some again of those that a cache has."""
+    """The tokens that `generate` passes on for a step. It would take some again of those that a cache has."""
     @functools.wraps(method)
     def call(self: Any, input_ids: Any, next_sequence_length: int | None = None, cache: Any = None,
              *args: Any, **options: Any) -> Any:

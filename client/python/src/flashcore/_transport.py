@@ -41,13 +41,13 @@ _KNOWN = {*(f"TLS_{field.name.upper()}" for field in dataclasses.fields(Tls)), "
 
 @functools.lru_cache(maxsize=None)
 def _warn_once(variable: str) -> None:
-    """Of one that is misspelt, which would leave a client without a token or TLS."""
+    """Warns of a misspelt one, which would leave a client without a token or TLS."""
     warnings.warn(f"flashcore: unknown environment variable {variable}; known: TLS_CA_FILE, TLS_CERT_FILE, "
                   f"TLS_KEY_FILE, TLS_SERVER_NAME and TOKEN_FILE after {_CLIENT}", stacklevel=4)
 
 
 def seconds_of(timeout: Any, allowed: str, at_least_zero: bool = False) -> float:
-    """Of an argument `timeout`. Infinity: no limit, which more than a year is, too."""
+    """Checks an argument `timeout`. Infinity: no limit, which more than a year is, too."""
     if not isinstance(timeout, numbers.Real) or isinstance(timeout, bool):
         raise invalid("timeout", repr(timeout), allowed)
     number: Any = timeout
@@ -89,7 +89,7 @@ class Retry:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What flashcore.connect was told, completed from the environment."""
+    """The arguments of flashcore.connect, completed from the environment."""
 
     target: str
     tls: Tls | None
@@ -142,7 +142,7 @@ class Config:
                    retry or Retry(), secrets.token_hex(8), uses_http_proxy(target, tls or None, http_proxy))
 
     def metadata(self, on_sequence: bool) -> list[tuple[str, str]]:
-        """Of one call. The token is read anew for each."""
+        """Metadata of one call. The token is read anew for each."""
         pairs = []
         if self.token is not None:
             token = self.token() if callable(self.token) else self.token

@@ -155,8 +155,8 @@ class Client:
              softmax_scale: float | None = None, precision: str = "16bit", return_lse: bool = False,
              layout: str = "NHD") -> Plan[Any]:
         """A step of many sequences that is the same for every layer: plan.run(layer, q, k, v) is then
-        attend_batch with less to check. Of a SequenceBatch, it is about the sequences that the batch has when
-        it runs, also after SequenceBatch.reorder.
+        attend_batch with less to check. For a SequenceBatch, it is about the sequences that the batch has
+        when it runs, also after SequenceBatch.reorder.
 
         query_rows: of each sequence. append: whether as many K/V rows are appended, or how many for each
         sequence. Everything else is as in attend_batch.
@@ -221,7 +221,7 @@ class Client:
         """The GetServerInfoResponse message: version, devices, kernels, limits."""
         return await self._ask_info(self.deadline(timeout))
 
-    # What Sequence is made of.
+    # The arguments of Sequence.
 
     def deadline(self, timeout: float | None) -> float:
         """When a call ends that begins now. None: the client's timeout. Every call begins here: refuses those
@@ -284,8 +284,8 @@ class Client:
         return reply.sequence
 
     async def lease_id(self, deadline: float) -> bytes:
-        """Of the lease that this client holds now: a new one if the connection of the last one broke. Empty:
-        the client was made without."""
+        """The id of the lease that this client holds now: a new one if the connection of the last one broke.
+        Empty: the client was made without."""
         if not self._lease:
             return b""
         async with self._lease_lock:
@@ -350,14 +350,14 @@ class Client:
         return self._info
 
     async def chunk_bytes(self, deadline: float) -> int:
-        """Of K and V in one message."""
+        """Bytes of K and V in one message."""
         limits = (await self.known_info(deadline)).limits
         return min(_CHUNK_BYTES, limits.max_message_bytes - _MESSAGE_OVERHEAD)
 
 
 def _create_fields(num_kv_heads: int, head_dim: int, dtype: Any, kv_dtype: str, pin: bool, shared: bool,
                    group: str, device_id: str, idle_timeout: float) -> dict[str, Any]:
-    """Of CreateSequenceRequest, without num_layers."""
+    """Fields of CreateSequenceRequest, without num_layers."""
     return dict(num_kv_heads=integer("num_kv_heads", num_kv_heads, 1),
                 head_dim=integer("head_dim", head_dim, 1), dtype=_requests.dtype_number(dtype),
                 kv_dtype=_requests.kv_dtype_number(kv_dtype),

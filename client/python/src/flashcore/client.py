@@ -39,8 +39,8 @@ def connect(target: str | None = None, *, tls: Tls | bool | None = None, token: 
 
     on_lost: called with a Sequence when a call on it finds that it is lost. It may restore it, with
     Sequence.recreate and Sequence.append, and return True: then the call runs once more, within its timeout.
-    Runs on the thread of the call, one at a time. What is lost inside of it is not restored, nor is what
-    delete and SequenceBatch.reorder find lost.
+    Runs on the thread of the call, one at a time. Sequences lost inside of it are not restored, nor those
+    that delete and SequenceBatch.reorder find lost.
     lease: sequences that this client makes are deleted when its process ends or its connection breaks. Later
     ones are made under a new lease.
     http_proxy: connects through the proxy of $grpc_proxy, $https_proxy or $http_proxy, except to what

@@ -1,4 +1,4 @@
-"""What calls raise: one class for each cause that a caller may want to tell apart."""
+"""The errors that calls raise: one class for each cause that a caller may want to tell apart."""
 
 import contextlib
 import pickle
@@ -57,7 +57,7 @@ class InvalidArgument(Error, ValueError):
 
 
 class NotFound(Error):
-    """What the call names does not exist."""
+    """The named object does not exist."""
 
     code = StatusCode.NOT_FOUND
 
@@ -140,7 +140,7 @@ class Unavailable(Error):
 
 
 class DeadlineExceeded(Error, TimeoutError):
-    """The timeout passed. What was to be appended may have been appended: call again with the same rows."""
+    """The timeout passed. The rows may have been appended: call again with the same rows."""
 
     code = StatusCode.DEADLINE_EXCEEDED
 
@@ -223,7 +223,7 @@ def _sendable(result: Any) -> Any:
 
 
 _NOT_REACHED = re.compile("failed to connect|DNS resolution failed", re.IGNORECASE)
-# Of servers that send no details.
+# For servers that send no details.
 _LENGTHS = re.compile(r"expected_length: (?P<expected>\d+); the sequence has (?P<actual>\d+) rows")
 # gRPC refuses messages by itself, in words of its own.
 _TOO_LARGE = re.compile(r"message larger than max \((?P<needed_bytes>\d+) vs\.? (?P<limit_bytes>\d+)\)")
@@ -238,7 +238,7 @@ _BY_REASON: dict[str, type[Error]] = {
 
 
 def invalid(name: str, found: object, allowed: str) -> InvalidArgument:
-    """What this library says about argument `name` before it sends anything."""
+    """This library's error about argument `name`, before it sends anything."""
     return InvalidArgument(f"{name}: {found}; allowed: {allowed}")
 
 
@@ -270,7 +270,7 @@ def from_rpc(code: StatusCode, message: str | None, trailing: Any) -> Error:
 
 
 def from_status(status: Any) -> Error:
-    """The error for a Status message. Of what this library calls, NOT_FOUND without a reason is about a
+    """The error for a Status message. On this library's calls, NOT_FOUND without a reason is about a
     sequence."""
     code, message = _CODES.get(status.code, StatusCode.UNKNOWN), status.message
     reason, metadata = "", {}

@@ -1,0 +1,49 @@
+#include "server/transport/rpc/exchange.h"
+
+#include <utility>
+
+namespace flashcore::server {
+
+Exchange::Exchange(const Origin& origin, RequestMessage message)
+    : origin_(origin),
+      message_(std::move(message)),
+      scope_(origin.context, origin.rpc),
+      start_(origin.fleet->clock().Now()) {
+  operation_.rpc = origin.rpc->number();
+  operation_.done = [this](const absl::Status& status) { Complete(status); };
+}
+
+void Exchange::Receive(const absl::Status& parsed) {
+  if (!parsed.ok()) return Take(parsed);
+  origin_.fleet->Admit(&operation_, origin_.context->make_alarm,
+                       [this](const absl::Status& status) { Take(status); });
+}
+
+void Exchange::Take(const absl::Status& admitted) {
+  if (admitted.ok()) {
+    const wire::MessageView message = message_.view();
+    wire::CopyField(message, tensors_[kQuery], operation_.tensors.query());
+    wire::CopyField(message, tensors_[kKey], operation_.tensors.key());
+    wire::CopyField(message, tensors_[kValue], operation_.tensors.value());
+  }
+  message_.Release();
+  PhaseTimes& times = operation_.times;
+  times.receive = origin_.fleet->clock().Now() - start_ - times.staging_wait;
+  origin_.rpc->RecordReceive(Seconds(times.receive), Seconds(times.staging_wait));
+  Received(admitted);
+}
+
+void Exchange::Received(const absl::Status& status) {
+  if (status.ok()) {
+    Enqueue();
+  } else {
+    Complete(status);
+  }
+}
+
+void Exchange::Enqueue() {
+  const absl::Status status = origin_.fleet->Enqueue(&operation_);
+  if (!status.ok()) Complete(status);  // else `this` may be gone already: do not touch it
+}
+
+}  // namespace flashcore::server
