@@ -138,7 +138,8 @@ struct Span {
   Mask mask;
   float softmax_scale = 0;  // multiplies Q.K^T; finite, may be zero or negative
 
-  // What to compute. Other outputs are not written. A slice has the same bits in every range.
+  // The attention to compute. Other outputs are not written. A slice has the same bits in every
+  // range.
   SliceRange slices;
 };
 

@@ -1,5 +1,4 @@
-// What a kernel is: a launcher, what it computes, and what it wants of a plan. registry.h lists
-// them all.
+// A kernel is a launcher, what it computes, and what it wants of a plan. registry.h lists them all.
 #ifndef FLASHCORE_KERNELS_KERNEL_H_
 #define FLASHCORE_KERNELS_KERNEL_H_
 
@@ -30,7 +29,7 @@ struct KernelSpec {
   Precision precision = Precision::k16Bit;
 };
 
-// What a launch of CUDA kernels needs beside its workspace. All memory is the device's.
+// Resources of a launch of CUDA kernels beside its workspace. All memory is the device's.
 struct CudaResources {
   void* stream = nullptr;  // the cudaStream_t to launch on
   // A copy of what PackWorkList (kernels/cuda/work_list.h) made of this batch and plan, ordered

@@ -10,9 +10,9 @@
 // range of both 16-bit types, and a scale that is up to 1/128 too large costs less than 0.8% of the
 // precision.
 //
-// What is finite is read as finite: no scale is above the largest magnitude of the row's type / 127
-// or / 448, rounded down. So elements within 1/128 of that magnitude, for FP16 above 65024 (INT8)
-// or 65408 (E4M3), are read as less, by at most 1/128.
+// Finite elements are read as finite: no scale is above the largest magnitude of the row's type /
+// 127 or / 448, rounded down. So elements within 1/128 of that magnitude, for FP16 above 65024
+// (INT8) or 65408 (E4M3), are read as less, by at most 1/128.
 //
 // A row of zeros has scale 0. A row with NaN or infinity has scale NaN and is NaN as a whole: what
 // attends to it is NaN. The codes of both are 0.

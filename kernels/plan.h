@@ -47,6 +47,7 @@
 #ifndef FLASHCORE_KERNELS_PLAN_H_
 #define FLASHCORE_KERNELS_PLAN_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -127,7 +128,7 @@ struct Plan {
   struct Scratch {
     std::vector<WorkItem> items;
     std::vector<std::pair<int64_t, size_t>> order;
-    // Of each span:
+    // For each span:
     std::vector<int32_t> split_rows;
     std::vector<size_t> first_item;
     std::vector<bool> shares;  // in cascade items
@@ -175,8 +176,20 @@ struct KvRange {
 };
 
 // The K/V rows that are visible to at least one of the query rows [row_begin, row_end) of a span.
-KvRange VisibleKv(const Mask& mask, int32_t query_rows, int32_t kv_rows, int32_t row_begin,
-                  int32_t row_end);
+// In the header, since plans call it for every tile.
+inline KvRange VisibleKv(const Mask& mask, int32_t query_rows, int32_t kv_rows, int32_t row_begin,
+                         int32_t row_end) {
+  if (row_begin >= row_end) return {};
+  const int64_t offset = int64_t{kv_rows} - query_rows;
+  const int64_t first = row_begin + offset;   // position of the first row
+  const int64_t last = row_end - 1 + offset;  // position of the last row
+  int64_t begin = 0;
+  int64_t end = kv_rows;
+  if (mask.left != Mask::kUnbounded) begin = std::max(begin, first - mask.left);
+  if (mask.right != Mask::kUnbounded) end = std::min(end, last + mask.right + 1);
+  if (begin >= end) return {};
+  return {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
+}
 
 }  // namespace flashcore::kernels
 

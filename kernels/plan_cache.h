@@ -27,7 +27,7 @@ class PlanCache {
  private:
   static constexpr size_t kEntries = 4;  // several requests of a model take turns
 
-  // What MakePlan reads of a span.
+  // MakePlan's input from a span.
   struct SpanKey {
     int32_t query_rows = 0;
     int32_t kv_rows = 0;

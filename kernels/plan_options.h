@@ -1,4 +1,4 @@
-// What kernels want of their plans.
+// Kernels' requirements on their plans.
 #ifndef FLASHCORE_KERNELS_PLAN_OPTIONS_H_
 #define FLASHCORE_KERNELS_PLAN_OPTIONS_H_
 
@@ -41,7 +41,7 @@ struct TileKind {
   int32_t split_units = 1;
 };
 
-// What was measured on the blocks of a kernel family. Tiles, splits and runs follow from it, so
+// Measured on the blocks of a kernel family. Tiles, splits and runs follow from it, so
 // another value changes output bits. A family has its own, for all its kernels.
 struct PlanCosts {
   // The first kind that holds so many packed rows, or else the last.
@@ -69,7 +69,7 @@ struct PlanCosts {
 // For a family that states none: all blocks take equally long for each row.
 inline constexpr PlanCosts kEqualCosts;
 
-// What a kernel wants of its plan. Constant per kernel, independent of the batch.
+// A kernel's requirements on its plan. Constant per kernel, independent of the batch.
 struct PlanOptions {
   int32_t tile_rows = 128;      // largest tile, packed rows
   int32_t split_kv_rows = 512;  // K/V rows of the shortest split; a multiple of kPageTokens

@@ -31,7 +31,7 @@ TABLE = ROOT / "kernels" / "ptxas_sm_89.md"
 TABLE_ARCH = "89"
 ARCHS = ["80", TABLE_ARCH, "90a"]
 
-# What ptxas reports for one kernel. A function that is not inlined has its own lines.
+# ptxas's report on one kernel. A function that is not inlined has its own lines.
 RESOURCES = {
     "registers": r"Used (\d+) registers",
     "static_shared": r"(\d+) bytes smem",

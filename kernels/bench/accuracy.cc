@@ -45,7 +45,7 @@ Span OneRow(const AttentionShape& shape, Span span, int32_t head, int32_t row) {
   return span;
 }
 
-// Of these rows, but for `finite` and `rows`.
+// The accuracy of these rows, without `finite` and `rows`.
 Accuracy CheckRows(const AttentionShape& shape, const std::vector<Span>& rows) {
   const Geometry one_head{shape.dtype, 1, 1, shape.head_dim, shape.kv_dtype};
   const ReferenceResult expected =

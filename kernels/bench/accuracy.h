@@ -20,7 +20,7 @@ struct Accuracy {
   int64_t rows = 0;          // query rows of all heads
 
   double relative_l2() const { return squares == 0 ? 0 : std::sqrt(error_squares / squares); }
-  // Of other rows, too.
+  // Adds other rows.
   void Add(const Accuracy& other);
 };
 

@@ -36,7 +36,7 @@ inline constexpr char kBenchUsage[] =
 Exit status: 0; 1 if a shape failed, on a CUDA error and on a wrong command line; 2 without a GPU.
 )";
 
-// What a launch finds of its inputs in L2: nothing, or all.
+// The part of a launch's inputs that is in L2: nothing, or all.
 enum class L2State { kCold, kWarm };
 
 // Parses an integer of at least 1. Returns what is wrong; empty if nothing is.

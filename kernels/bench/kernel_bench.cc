@@ -158,7 +158,7 @@ std::string WhyWrong(const Accuracy& accuracy, double bound) {
   return text;
 }
 
-// Launches each set once and checks every output. Of all sets together.
+// Launches each set once and checks every output. Returns the accuracy of all sets together.
 Accuracy CheckSets(const Context& context, const BenchShape& shape, const Case& ready) {
   cudaStream_t stream = context.stream.get();
   const int sets = ready.run.num_sets();

@@ -46,7 +46,7 @@ DRAM_SHARE = 0.99  # of the bandwidth that a copy reaches
 
 @dataclasses.dataclass
 class Device:
-    """What the model knows of a device. Bandwidth: GB/s that a copy reaches."""
+    """The model's parameters of a device. Bandwidth: GB/s that a copy reaches."""
 
     name: str
     sms: int

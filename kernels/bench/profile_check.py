@@ -75,7 +75,7 @@ def total(kernels, *metrics):
 
 
 def tensor_percent(kernels):
-    """Of the longest kernel; the others combine its partial results."""
+    """The utilisation of the longest kernel; the others combine its partial results."""
     kernel = longest(kernels)
     return next((kernel[metric] for metric in TENSOR if metric in kernel), None)
 

@@ -1,4 +1,4 @@
-"""What a record says about the run it comes from: when, what was measured, and on which machine.
+"""A record's facts about the run it comes from: when, what was measured, and on which machine.
 
     import run_info; record["run"] = run_info.run_info()
     kernels/bench/run_info.py    # prints it as JSON
@@ -16,7 +16,7 @@ GPU_FIELDS = ("name", "driver_version", "clocks.max.sm", "clocks.max.mem", "cloc
 
 
 def output_of(*command):
-    """What a command prints, or None where it is missing or fails."""
+    """The output of a command, or None where it is missing or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True,
                               env=dict(os.environ, LC_ALL="C"))

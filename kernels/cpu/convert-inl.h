@@ -78,7 +78,7 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> FloatToBFloat16Bits(D, hn::Vec<D> va
   return hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded));
 }
 
-// What K and V consist of: the query's dtype, or codes of 8 bits without their row's scale.
+// The elements of K and V: the query's dtype, or codes of 8 bits without their row's scale.
 enum class Element { kFloat16, kBFloat16, kFloat8E4M3, kInt8 };
 
 constexpr Element ElementOf(DType dtype) {
@@ -89,8 +89,8 @@ constexpr bool IsCode(Element element) {
 }
 constexpr int ElementBytes(Element element) { return IsCode(element) ? 1 : 2; }
 
-// What a loaded element is to be multiplied by, together with the scale of its row. As float16,
-// whose exponent bias is 15 instead of 7, an E4M3 code has 2^-8 of its value, subnormals included.
+// The factor of a loaded element, to be multiplied by the scale of its row. As float16, whose
+// exponent bias is 15 instead of 7, an E4M3 code has 2^-8 of its value, subnormals included.
 constexpr float UnitOf(Element element) { return element == Element::kFloat8E4M3 ? 256 : 1; }
 
 // kLanes elements from `from`, which need not be aligned, divided by UnitOf(kElement).

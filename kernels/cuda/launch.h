@@ -12,8 +12,8 @@
 
 namespace flashcore::kernels {
 
-// What all blocks of a launch have in common. All pointers are device pointers, but for those of a
-// work list that travels in the parameters.
+// Parameters that all blocks of a launch share. All pointers are device pointers, but for those of
+// a work list that travels in the parameters.
 struct LaunchParams {
   const WorkSpan* spans;
   const WorkTile* tiles;  // each for every KV head

@@ -101,7 +101,7 @@ void MakeTile(const AttentionBatch& batch, const WorkItem& item, const Plan& pla
   tile.combine = HasLaunch(batch.geometry, combine, *plan.costs) ? -1 : item.combine;
 }
 
-// What the kernel that combines reads of a tile.
+// The combine kernel's record of a tile.
 void MakeCombine(const CombineItem& combine, WorkTile* to) {
   WorkTile& tile = *new (to) WorkTile();
   tile.span = combine.span;
@@ -110,7 +110,7 @@ void MakeCombine(const CombineItem& combine, WorkTile* to) {
   SetParts(combine, &tile);
 }
 
-// What a cascade item's kernel reads of one of its spans.
+// The kernel's record of one span of a cascade item.
 void MakeMember(const Plan& plan, const CascadeSpan& span, WorkTile* to) {
   WorkTile& member = *new (to) WorkTile();
   member.span = span.span;

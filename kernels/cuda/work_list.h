@@ -97,7 +97,7 @@ struct alignas(16) WorkTile {
   };
   int32_t first_partial_row;  // of KV head 0
   union {
-    // Of KV head 0, in CudaResources::finished; -1: not for the last of the parts to combine.
+    // Index of KV head 0 in CudaResources::finished; -1: the last part does not combine.
     int32_t combine;
     int32_t first_member;  // its distance from this record
   };
@@ -110,9 +110,9 @@ struct alignas(16) WorkTile {
   }
 };
 
-// What a block works on.
+// The work of a block.
 struct Work {
-  // Of a cascade item: its part for one span.
+  // The part of a cascade item for one span.
   FLASHCORE_HOST_DEVICE Work Member(int member) const {
     const WorkTile& of_member = (&tile)[tile.first_member + member];
     return {of_member, (&span)[of_member.span - tile.span]};

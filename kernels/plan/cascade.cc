@@ -32,8 +32,8 @@ void AddCascadeCandidate(const AttentionBatch& batch, int32_t index, int32_t spl
   candidates->push_back(candidate);
 }
 
-// What spans that share items must have in common, beside pages: the memory that page numbers
-// index, splits, packed rows and softmax_scale.
+// Spans that share items must agree, beside pages, in: the memory that page numbers index, splits,
+// packed rows and softmax_scale.
 auto KindOf(const CascadeCandidate& candidate) {
   const KvView& kv = candidate.span->kv;
   const auto address = [](const auto* of) { return reinterpret_cast<uintptr_t>(of); };

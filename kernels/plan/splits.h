@@ -20,7 +20,7 @@ inline int32_t UsualSplitRows(const PlanOptions& options, int32_t span_rows) {
   return options.split_kv_rows * options.costs->tiles[options.costs->KindOf(span_rows)].split_units;
 }
 
-// What the partial results of a split cost, in K/V rows.
+// The cost of a split's partial results, in K/V rows.
 inline int32_t CostOfResults(const PlanOptions& options, int32_t usual_split_rows) {
   return static_cast<int32_t>(usual_split_rows * options.costs->results);
 }

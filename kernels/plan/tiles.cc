@@ -16,20 +16,6 @@ bool HasSlice(const AttentionBatch& batch, const PlanOptions& options, const Spa
 
 }  // namespace
 
-KvRange VisibleKv(const Mask& mask, int32_t query_rows, int32_t kv_rows, int32_t row_begin,
-                  int32_t row_end) {
-  if (row_begin >= row_end) return {};
-  const int64_t offset = int64_t{kv_rows} - query_rows;
-  const int64_t first = row_begin + offset;   // position of the first row
-  const int64_t last = row_end - 1 + offset;  // position of the last row
-  int64_t begin = 0;
-  int64_t end = kv_rows;
-  if (mask.left != Mask::kUnbounded) begin = std::max(begin, first - mask.left);
-  if (mask.right != Mask::kUnbounded) end = std::min(end, last + mask.right + 1);
-  if (begin >= end) return {};
-  return {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
-}
-
 int32_t TileRows(const AttentionBatch& batch, const PlanOptions& options, int32_t workers,
                  const std::vector<int32_t>& split_rows, bool split) {
   int32_t best = options.tile_rows;

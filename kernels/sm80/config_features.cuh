@@ -30,8 +30,8 @@ struct ConfigFeatures : T {
   static constexpr bool kRuns = T::kItems == Items::kRuns;
   static constexpr bool kCascades = T::kItems == Items::kCascades;
   static constexpr bool kSmallSpans = kCascades || T::kRows <= kSmallSpanRows;  // only
-  // What an mma has 16 of, and what 8: packed rows and tokens, or columns of V; or if kTransposed
-  // tokens, or columns, and rows. Then up to 8 rows take half as many mma, scores and registers.
+  // An mma has 16 packed rows, and 8 tokens or columns of V; if kTransposed, 16 tokens or columns,
+  // and 8 rows. Then up to 8 rows take half as many mma, scores and registers.
   static constexpr bool kTransposed = T::kRows == kSmallestSpanRows;
   static constexpr int kMmaRows = kTransposed ? 8 : 16;
   static constexpr int kMmaColumns = kTransposed ? 16 : 8;

@@ -20,8 +20,8 @@
 
 namespace flashcore::kernels::sm80 {
 
-// What a warp writes after the cross-warp reduce: of its rows, the output tiles [first_tile,
-// first_tile + kSliceTiles).
+// A warp's output after the cross-warp reduce: the output tiles [first_tile, first_tile +
+// kSliceTiles) of its rows.
 template <class C>
 struct OutputSlice {
   float output[C::kRowTiles][C::kSliceTiles][4];  // layout of State, relative to 2^max

@@ -122,8 +122,8 @@ __device__ __forceinline__ void LoadValues(uint32_t address,
   }
 }
 
-// values[n]: the operand of the step's output tile n for P and V of codes, of 16 tokens. Of its
-// four tokens, lane % 4 = t has 2t, 2t + 1, 2t + 8 and 2t + 9, as its four probabilities.
+// values[n]: the operand of the step's output tile n for P and V of codes, of 16 tokens. Lane % 4 =
+// t has tokens 2t, 2t + 1, 2t + 8 and 2t + 9 of the four, as its four probabilities.
 __device__ __forceinline__ void LoadCodeValues(uint32_t address, uint32_t (&values)[4]) {
   uint32_t matrices[4];
   LoadMatricesTransposed(address, matrices);

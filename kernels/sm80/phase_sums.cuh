@@ -42,7 +42,7 @@ struct PhaseSums : RowSums<C, float> {
   }
 };
 
-// What a warp's main loop leaves for the epilogue.
+// The state that a warp's main loop leaves for the epilogue.
 template <class C>
 using Outcome = std::conditional_t<C::kAddsPhases, PhaseSums<C>, State<C>>;
 

@@ -189,8 +189,8 @@ __device__ __forceinline__ void MmaCodes<uint8_t>(const uint32_t (&a)[4], uint32
         "r"(from[2]), "r"(from[3]));
 }
 
-// What the sums of a tile begin with: zeros, or with kFloats the bits of kIntegerBase. INT32 sums
-// of less than 2^22 are then the floats kIntegerBase + sum, without a conversion.
+// The initial sums of a tile: zeros, or with kFloats the bits of kIntegerBase. INT32 sums of less
+// than 2^22 are then the floats kIntegerBase + sum, without a conversion.
 template <bool kFloats>
 struct FirstSums {
   __device__ __forceinline__ FirstSums() {

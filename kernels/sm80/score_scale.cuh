@@ -30,7 +30,7 @@ struct SoftmaxScale {
   __device__ __forceinline__ explicit SoftmaxScale(float softmax_scale)
       : log2(fmaxf(fabsf(softmax_scale) * kLog2E, 1e-37f)) {}
 
-  // Of scores that are exponents of 2.
+  // The scale of scores that are exponents of 2.
   static __device__ __forceinline__ SoftmaxScale One() {
     SoftmaxScale one(0);
     one.log2 = 1;
@@ -63,8 +63,8 @@ struct SoftmaxScale {
   float log2;  // converts a score to an exponent of 2
 };
 
-// What follows from the scales of a tile's rows, in shared memory: a table of each warp group. Its
-// threads write it together, and read it after their next barrier.
+// Values derived from the scales of a tile's rows, in shared memory: a table of each warp group.
+// Its threads write it together, and read it after their next barrier.
 template <class C>
 class RowFactors {
  public:
@@ -93,14 +93,14 @@ class RowFactors {
     }
   }
 
-  // Of the lane's two tokens in score tile n, the factor of the score and the logarithm of V's
-  // scale each.
+  // For each of the lane's two tokens in score tile n: the factor of the score and the logarithm of
+  // V's scale.
   __device__ __forceinline__ float4 OfScores(int n) const { return Load16(pairs_ + Place(n) * 8); }
   // The inverses of V's scales, finite for every scale.
   __device__ __forceinline__ float2 OfSums(int n) const { return Load8(inverses() + Place(n) * 4); }
 
  private:
-  // Of the lane's first token.
+  // The place of the lane's first token.
   __device__ __forceinline__ int Place(int n) const {
     return C::kTransposed ? 16 * n + lane_ / 4 * 2 : 8 * n + lane_ % 4 * 2;
   }

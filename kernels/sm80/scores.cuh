@@ -185,7 +185,7 @@ __device__ __forceinline__ void ComputeScores(QueryOperands<C>* query, uint32_t 
   }
 }
 
-// What becomes of the scores of the tile at kv_row after Q K^T, element by element: a scale, with
+// Transforms the scores of the tile at kv_row after Q K^T, element by element: a scale, with
 // kCodes, and then the mask: -infinity times a scale of 0 would be NaN. With kCodes, a barrier of
 // the warp group comes before, which `factors` were written ahead of.
 template <class C>
