@@ -79,14 +79,13 @@ void Ring::Pop() {
 }
 
 void Ring::Wait(const std::atomic<bool>& stop, SteadyTime spin_until, SteadyTime deadline) {
-  using Clock = std::chrono::steady_clock;
   SteadyTime now;
   do {
     for (int i = 0; i < kPausesPerLookAtClock; ++i) {
       if (Ready() || stop.load(std::memory_order_acquire)) return;
       Pause();
     }
-    now = Clock::now();
+    now = SteadyTime::clock::now();
   } while (now < spin_until && now < deadline);
   while (now < deadline) {
     header_->client_sleeps.store(1, std::memory_order_relaxed);
@@ -94,7 +93,7 @@ void Ring::Wait(const std::atomic<bool>& stop, SteadyTime spin_until, SteadyTime
     if (Ready() || stop.load(std::memory_order_acquire)) break;
     FutexWait(&header_->client_sleeps, 1,
               std::min<std::chrono::nanoseconds>(deadline - now, kLongestSleep));
-    now = Clock::now();
+    now = SteadyTime::clock::now();
   }
   header_->client_sleeps.store(0, std::memory_order_relaxed);
 }

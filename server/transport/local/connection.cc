@@ -330,8 +330,9 @@ void Connection::Call(uint64_t id, const v1::LocalCall& call) {
 
 void Connection::Answer(uint64_t id, absl::StatusOr<std::string> message) {
   v1::LocalReply result;
-  if (message.ok()) result.set_message(*std::move(message));
-  Send(id, message.status(), std::move(result));
+  const absl::Status status = message.status();
+  if (status.ok()) result.set_message(*std::move(message));
+  Send(id, status, std::move(result));
   calls_.erase(id);
   if (alone_ == id) alone_ = 0;
 }
