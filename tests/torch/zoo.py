@@ -22,7 +22,7 @@ SIZES = {
     2: "num_key_value_heads num_kv_heads swa_num_key_value_heads num_hidden_layers n_layer n_layers "
        "num_layers decoder_layers encoder_layers num_encoder_layers num_decoder_layers n_routed_experts "
        "num_experts num_local_experts moe_num_experts num_experts_per_tok num_experts_per_token moe_topk "
-       "moe_k",
+       "moe_top_k moe_k",
     32: "head_dim global_head_dim dim_head d_head swa_head_dim kv_channels attention_head_size v_head_dim "
         "qk_head_dim kv_lora_rank q_lora_rank rotary_dim index_head_dim linear_key_head_dim "
         "linear_value_head_dim linear_head_dim",

@@ -17,6 +17,7 @@ import zoo
 
 NAME = flashcore.transformers.NAME
 SERVED, WITHOUT_CACHE, REFUSED, NONE = "served", "without FlashCoreCache", "refused", "no attention"
+NOT_BUILT = "not built"  # this version of transformers cannot make the tiny model
 BOUND = 2e-2  # of logits, as a share of their spread: Q, K and V are rounded to float16
 
 
@@ -42,7 +43,7 @@ class ZooTest(unittest.TestCase):
         cls.server = cls.enterClassContext(harness.Server())
         cls.client = cls.enterClassContext(flashcore.connect(cls.server.target))
         flashcore.transformers.register(cls.client, dtype=torch.float16)
-        cls.addClassCleanup(flashcore.transformers.register)
+        cls.addClassCleanup(flashcore.transformers.register, cls.client)
         cls.addClassCleanup(flashcore.set_default_client, None)
 
     def setUp(self):
@@ -63,11 +64,14 @@ class ZooTest(unittest.TestCase):
             kinds[kind] += 1
             print(f"{name:26} {kind:22} {why}", flush=True)
         print(kinds)
-        self.assertLessEqual(set(kinds), {SERVED, WITHOUT_CACHE, REFUSED, NONE})
+        self.assertLessEqual(set(kinds), {SERVED, WITHOUT_CACHE, REFUSED, NONE, NOT_BUILT})
 
     def family(self, name):
         """How it is served, and why not."""
-        self.eager = zoo.tiny_model(name, "eager")
+        try:
+            self.eager = zoo.tiny_model(name, "eager")
+        except Exception as error:
+            return NOT_BUILT, f"{type(error).__name__}: {error}"
         for look in (self.load, self.single, self.batch, self.square, self.generation):
             try:
                 look(name)
