@@ -42,7 +42,7 @@ const std::vector<FlagGroup>& FlagGroups() {
        {"listen", "metrics_listen", "device", "kv_memory_bytes", "staging_memory_bytes",
         "max_message_bytes", "evict", "sequence_idle_timeout_s", "drain_timeout_s", "log_level"}},
       {"Serving",
-       {"local_listen", "metrics_token_file", "probe_listen", "max_queue_delay_us", "enable_echo",
+       {"local_listen", "metrics_token_file", "probe_listen", "max_queue_delay_us",
         "enable_reflection"}},
       {"Who may call",
        {"tls_cert_file", "tls_key_file", "tls_client_ca_file", "token_file", "trusted_proxies",

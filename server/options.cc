@@ -126,8 +126,6 @@ ABSL_FLAG(CredentialPath, metrics_token_file, {},
           "again at every scrape. Left out: anyone may scrape.");
 ABSL_FLAG(double, drain_timeout_s, 30,
           "Seconds that requests in flight have to finish after SIGTERM or SIGINT.");
-ABSL_FLAG(bool, enable_echo, false,
-          "Serve DebugService.Echo and EchoStream, which flashcore bench --echo compares with.");
 ABSL_FLAG(bool, enable_reflection, false,
           "Serve gRPC reflection, which tells tools such as grpcurl the services and messages.");
 ABSL_FLAG(int64_t, max_queue_delay_us, 0,
@@ -564,7 +562,6 @@ void ReadServerOptions(const Budgets& budgets, Server::Options* options, Checker
   check->Require(!options->local_listen.empty() || !absl::GetFlag(FLAGS_local_allow_overflow_uid),
                  FLAGS_local_allow_overflow_uid, "true", "usable without --local_listen");
   options->enable_reflection = absl::GetFlag(FLAGS_enable_reflection);
-  options->enable_echo = absl::GetFlag(FLAGS_enable_echo);
 }
 
 void ReadEngineOptions(const Budgets& budgets, Engine::Options* options, Checker* check) {

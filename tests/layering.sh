@@ -63,7 +63,7 @@ forbid server/transport 'prometheus/|kernels/(cpu|cuda|sm[0-9]+|plan)|server/[a-
   'may not include main, kernels or prometheus-cpp'
 forbid server 'kernels/reference|client/|flashcore/[a-z_]+\.h|tests/' 'never serves with the reference'
 forbid proto 'prometheus/|kernels/|server/|client/|flashcore/[a-z_]+\.h|tests/' 'is used by server and client alike'
-forbid client/include 'prometheus/|kernels/|server/|client/|proto/|tests/|flashcore/v1/(debug|local)|.*\.grpc\.pb\.h' \
+forbid client/include 'prometheus/|kernels/|server/|client/|proto/|tests/|flashcore/v1/local|.*\.grpc\.pb\.h' \
   'is public: it may include only what is installed with it, and gRPC and Abseil'
 forbid client/cpp 'prometheus/|kernels/|server/|client/cli|tests/' 'knows only the contract'
 for folder in client/c client/local; do

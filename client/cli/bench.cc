@@ -58,9 +58,6 @@ ABSL_FLAG(bool, compare_unary, false,
 ABSL_FLAG(bool, compare_grpc, false,
           "with --transport=local: take turns with the same requests over the first address of "
           "--target that is not local, on sequences of their own and without shared memory");
-ABSL_FLAG(bool, echo, false,
-          "take turns with a bare echo of the same bytes: Echo, or with --stream EchoStream (the "
-          "server needs --enable_echo)");
 ABSL_FLAG(bool, rounds_from_stdin, false,
           "with --json: after the setup print {\"ready\":true}, then for each line of standard "
           "input measure once and print a report, and end with it. Connections and sequences stay");
@@ -131,7 +128,6 @@ LoadOptions ReadOptions() {
   options.stream = absl::GetFlag(FLAGS_stream);
   options.compare_unary = absl::GetFlag(FLAGS_compare_unary);
   if (absl::GetFlag(FLAGS_compare_grpc)) options.compare_target = FirstGrpcTarget();
-  options.echo = absl::GetFlag(FLAGS_echo);
   return options;
 }
 
@@ -174,15 +170,14 @@ const char* FindProblem(const LoadOptions& options) {
       {options.warmup < absl::ZeroDuration() || options.warmup > absl::Hours(1),
        "--warmup: want 0 to 1h"},
       {!(options.rate >= 0 && options.rate <= 1e6), "--rate: want 0 to 1e6"},
-      {options.rate > 0 && (options.echo || options.compare_unary || resident.compare_inline ||
-                            absl::GetFlag(FLAGS_compare_grpc)),
-       "--rate excludes --echo, --compare_unary, --compare_inline and --compare_grpc, which need a "
-       "closed loop"},
+      {options.rate > 0 &&
+           (options.compare_unary || resident.compare_inline || absl::GetFlag(FLAGS_compare_grpc)),
+       "--rate excludes --compare_unary, --compare_inline and --compare_grpc, which need a closed "
+       "loop"},
       {absl::GetFlag(FLAGS_compare_grpc) && (!local || options.compare_target.empty()),
        "--compare_grpc needs a local address and another one in --target"},
       {absl::GetFlag(FLAGS_compare_grpc) && (mixed || resident.fork_from_prefix != 0),
        "--compare_grpc excludes --mode=mixed and --fork_from_prefix"},
-      {options.echo && local, "--echo: not over the local socket"},
       {options.compare_unary && (!options.stream || mixed),
        "--compare_unary needs --stream, and a --mode with one kind of request"},
       {resident.compare_inline && !decode, "--compare_inline needs --mode=decode"},
@@ -216,9 +211,6 @@ int Report(const LoadOptions& options, const LoadResult& result) {
     std::fprintf(stderr, "flashcore: first error: %s\n", result.first_error.c_str());
   }
   if (result.Ok() == 0) return Fail(absl::UnknownError("no request succeeded"));
-  if (options.echo && result.echo.samples.empty()) {
-    return Fail(absl::UnknownError("no echo succeeded"));
-  }
   if (result.wrong_replies > 0) return Fail(absl::DataLossError("a reply of the server is wrong"));
   const bool failed = result.Failed() > 0 && !absl::GetFlag(FLAGS_allow_errors);
   return failed ? kExitFailure : kExitOk;
@@ -264,18 +256,10 @@ Command BenchCommand() {
       "counts from when a request was due. Percentiles are exact: all samples are kept, about 32 "
       "bytes each. Replies are checked, the first of each worker against a float64 reference. The "
       "server's phases are its own account of each request.\n\n"
-      "With --echo, --compare_inline, --compare_unary and --compare_grpc the kinds of requests "
-      "take turns of at "
-      "least 50 ms. req/s of a kind are its requests that ended in the measured window over the "
-      "wall time "
-      "of its turns in that window (turn_seconds); a kind that is alone has all of it.\n\n"
-      "--echo sends the bytes of Q, K and V and gets those of O back, by the same code on both "
-      "sides: a unary call sends from the caller's memory, a stream copies once; the server copies "
-      "the payload once and its reply not at all. The echo has no queue, no thread besides gRPC's, "
-      "no kernel, and its reply is one page of zeros. outside_kernel_to_echo_p50_ratio is (latency "
-      "- kernel phase) / "
-      "echo, latency_to_echo_and_kernel_p50_ratio is latency / (echo + kernel phase), both of "
-      "p50s.\n\n"
+      "With --compare_inline, --compare_unary and --compare_grpc the kinds of requests take turns "
+      "of at least 50 ms. req/s of a kind are its requests that ended in the measured window over "
+      "the wall time of its turns in that window (turn_seconds); a kind that is alone has all of "
+      "it.\n\n"
       "--mode=attend sends all K/V inline. The other modes use resident sequences of one layer. "
       "The workers divide the sequences among them, fill them with random rows before the warmup, "
       "and delete them at the end, also after SIGINT:\n"
@@ -287,18 +271,18 @@ Command BenchCommand() {
       "  mixed    every fourth worker prefills, at least one; the others decode.\n"
       "If a sequence is lost, or an error leaves its state unknown, a worker restores its "
       "sequences and continues. Examples:\n\n"
-      "  flashcore bench --shape=1x8x512x64 --duration=5s --echo\n"
+      "  flashcore bench --shape=1x8x512x64 --duration=5s\n"
       "  flashcore bench --target=unix:/tmp/flashcore.sock --mode=decode --stream --compare_unary\n"
       "  flashcore bench --mode=decode --shape=1x32/8x4096x128 --concurrency=4 --sequences=64\n"
       "      --fork_from_prefix=1024 --compare_inline\n"
       "  flashcore bench --transport=local --mode=decode --compare_grpc\n"
       "      --target=unix:/tmp/flashcore.sock,local:/run/flashcore/local.sock",
-      {"mode",        "shape",         "sequences",      "context",     "fork_from_prefix",
-       "pin",         "idle_timeout",  "compare_inline", "query_rows",  "causal",
-       "dtype",       "kv_dtype",      "layout",         "concurrency", "connections",
-       "all_targets", "duration",      "warmup",         "rate",        "transport",
-       "stream",      "compare_unary", "compare_grpc",   "echo",        "rounds_from_stdin",
-       "precision",   "allow_errors"},
+      {"mode",        "shape",         "sequences",      "context",           "fork_from_prefix",
+       "pin",         "idle_timeout",  "compare_inline", "query_rows",        "causal",
+       "dtype",       "kv_dtype",      "layout",         "concurrency",       "connections",
+       "all_targets", "duration",      "warmup",         "transport",         "rate",
+       "stream",      "compare_unary", "compare_grpc",   "rounds_from_stdin", "precision",
+       "allow_errors"},
       RunBench,
       /*connects=*/false};
 }

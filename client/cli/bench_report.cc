@@ -26,18 +26,11 @@ Json PercentilesOf(const Series& series, Value value) {
   return Percentiles(std::move(values));
 }
 
-Json LatencyJson(const Series& series) {
-  return PercentilesOf(series, [](const Sample& sample) { return sample.latency_us; });
-}
-
-double PerSecond(const Series& series) {
-  return static_cast<double>(series.ended) / series.turn_seconds;
-}
-
 void AddKind(const Series& series, Json* json) {
   const auto count = static_cast<double>(series.samples.size());
-  const double per_second = PerSecond(series);
-  (*json)["latency_us"] = LatencyJson(series);
+  const double per_second = static_cast<double>(series.ended) / series.turn_seconds;
+  (*json)["latency_us"] =
+      PercentilesOf(series, [](const Sample& sample) { return sample.latency_us; });
   (*json)["outside_kernel_us"] = PercentilesOf(
       series, [](const Sample& s) { return s.latency_us - s.phase_us[kKernelPhase]; });
   for (size_t i = 0; i < kPhases.size(); ++i) {
@@ -153,17 +146,6 @@ Json BenchJson(const LoadOptions& options, const std::string& shape, const LoadR
   json["not_sent"] = result.not_sent;
   json["errors"] = result.errors;
   const double p50 = P50(json.at("latency_us"));
-  if (options.echo) {
-    json["echo_rpc"] = options.stream ? "EchoStream" : "Echo";
-    json["echo_us"] = LatencyJson(result.echo);
-    json["echo_turn_seconds"] = result.echo.turn_seconds;
-    json["echoes_per_second"] = PerSecond(result.echo);
-    json["echoes"] = result.echo.samples.size();
-    const double echo = P50(json["echo_us"]);
-    const double kernel = P50(json["server_phase_us"][kPhases[kKernelPhase]]);
-    json["outside_kernel_to_echo_p50_ratio"] = P50(json["outside_kernel_us"]) / echo;
-    json["latency_to_echo_and_kernel_p50_ratio"] = p50 / (echo + kernel);
-  }
   if (json.contains("unary")) {
     json["stream_to_unary_p50_ratio"] = p50 / P50(json["unary"]["latency_us"]);
   }
@@ -192,7 +174,6 @@ std::string BenchTable(const Json& report) {
   absl::StrAppendFormat(&out, "%-22s %10s %10s %10s %10s %10s %10s\n", "microseconds", "p50", "p90",
                         "p99", "p99.9", "max", "mean");
   for (const auto& [name, kind] : kinds) out += KindRows(name, *kind);
-  if (report.contains("echo_us")) out += Row(report.at("echo_rpc"), report.at("echo_us"));
   out += "\n";
   uint64_t ok = 0;
   for (const auto& [name, kind] : kinds) {

@@ -103,7 +103,6 @@ std::vector<Streams> OpenStreams(const Clients& clients, const Clients& compared
   for (size_t i = 0; i < clients.size(); ++i) {
     streams[i].attend = clients[i]->OpenStream(stream_options);
     if (!compared.empty()) streams[i].compared = compared[i]->OpenStream(stream_options);
-    if (options.echo) streams[i].echo = clients[i]->OpenEchoStream(stream_options);
   }
   return streams;
 }
@@ -112,8 +111,8 @@ void SetTurnSeconds(SteadyTime window_end, const Workers& workers, LoadResult* r
   TurnTimes times;
   for (const auto& worker : workers) worker->AddTurnTimes(window_end, &times);
   for (const auto& [kind, of_kind] : times) {
-    Series& series = kind == "echo" ? result->echo : result->series[kind];
-    series.turn_seconds = std::chrono::duration<double>(of_kind.first / of_kind.second).count();
+    result->series[kind].turn_seconds =
+        std::chrono::duration<double>(of_kind.first / of_kind.second).count();
   }
 }
 

@@ -5,11 +5,10 @@
 // and its latency counts from when it was due, so that a stalled server shows in the percentiles
 // (no coordinated omission).
 //
-// With echo, compare_inline, compare_unary or compare_target, the kinds of requests take turns of
-// at least 50 ms, the same for all threads: the request itself, the same with K/V inline, the same
-// as a unary call, the same to another address, and a bare echo (on a stream: an EchoStream). A
-// request belongs to the turn in which it starts, and a thread's turn lasts until its last request
-// has been answered and checked.
+// With compare_inline, compare_unary or compare_target, the kinds of requests take turns of at
+// least 50 ms, the same for all threads: the request itself, the same with K/V inline, the same as
+// a unary call, and the same to another address. A request belongs to the turn in which it starts,
+// and a thread's turn lasts until its last request has been answered and checked.
 //
 // Times, on a monotonic clock:
 //   measured window      from the end of the warmup to the end of the load, or its interruption
@@ -79,7 +78,6 @@ struct LoadOptions {
   bool shared_memory = false;                // tensors are in memory shared with the server
   std::string compare_target;                // gRPC, for turns of the kind grpc; empty: none
   bool compare_unary = false;                // with stream; closed loop only
-  bool echo = false;                         // closed loop only
   LoadClock clock;
 };
 
@@ -105,17 +103,16 @@ struct Series {
 };
 
 struct LoadResult {
-  std::string server;                    // of the first connection: its version and devices
-  double window_seconds = 0;             // wall time of the measured window
-  std::map<std::string, Series> series;  // by kind: attend, decode, prefill, inline, unary, grpc
-  Series echo;
-  std::map<std::string, uint64_t> errors;  // by status code, echoes included
+  std::string server;                      // of the first connection: its version and devices
+  double window_seconds = 0;               // wall time of the measured window
+  std::map<std::string, Series> series;    // by kind: attend, decode, prefill, inline, unary, grpc
+  std::map<std::string, uint64_t> errors;  // by status code
   std::string first_error;
   uint64_t wrong_replies = 0;  // OK, but not what the checks expect; in the warmup, too
   uint64_t not_sent = 0;       // open loop: due in the window, but no thread was free
   bool interrupted = false;    // by SIGINT or SIGTERM
 
-  uint64_t Ok() const;  // samples of all series but echo
+  uint64_t Ok() const;  // samples of all series
   uint64_t Failed() const;
 };
 

@@ -13,21 +13,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kPauseAfterError(10);  // a dead server fails fast
 
-// Calls `send` with a callback, and waits for it.
-template <typename SendCall>
-absl::Status Await(AttendResult* result, SendCall send) {
-  absl::Notification done;
-  absl::Status answer;
-  const absl::Status sent = send([&](absl::Status status, AttendResult from_stream) {
-    answer = std::move(status);
-    *result = std::move(from_stream);
-    done.Notify();
-  });
-  if (!sent.ok()) return sent;
-  done.WaitForNotification();
-  return answer;
-}
-
 }  // namespace
 
 Worker::Worker(int index, Shared* shared, Client* client, Client* compared)
@@ -52,7 +37,6 @@ Worker::Worker(int index, Shared* shared, Client* client, Client* compared)
                         : Workload::Resident(plain, index, compared, /*prefix=*/nullptr));
     turns_.back().compared = true;
   }
-  if (options.echo) turns_.push_back({"echo", nullptr});
 }
 
 absl::Status Worker::Each(absl::Status (Workload::*step)()) {
@@ -77,11 +61,7 @@ void Worker::Run(const Streams& streams) {
     if (!Prepare(turn)) continue;
     const std::optional<SteadyTime> due = NextDue();
     if (!due.has_value()) return;
-    if (turn.workload == nullptr) {
-      SendEcho(streams.echo.get(), *due);
-    } else {
-      Send(turn, streams, *due);
-    }
+    Send(turn, streams, *due);
   }
 }
 
@@ -106,17 +86,9 @@ void Worker::AddTurn(const char* kind, std::unique_ptr<Workload> workload) {
 }
 
 bool Worker::Prepare(const Turn& turn) {
-  if (turn.workload == nullptr && !echo_payload_.empty()) return true;
-  Workload* const workload = turn.workload == nullptr ? turns_[0].workload : turn.workload;
-  const absl::Status status = workload->Prepare();
+  const absl::Status status = turn.workload->Prepare();
   if (!status.ok()) RecordError(status, shared_->Now());
-  if (!status.ok() || turn.workload != nullptr) return status.ok();
-  const AttendRequest& request = workload->request();
-  for (const auto tensor : {request.query, request.key, request.value}) {
-    echo_payload_.insert(echo_payload_.end(), tensor.begin(), tensor.end());
-  }
-  echo_reply_.resize(request.output.size());
-  return true;
+  return status.ok();
 }
 
 std::optional<SteadyTime> Worker::NextDue() {
@@ -161,23 +133,18 @@ void Worker::Send(const Turn& turn, const Streams& streams, SteadyTime due) {
 
 absl::Status Worker::SendOnStream(AttendStream* stream, AttendRequest* request,
                                   AttendResult* result) {
-  request->request_id = NextId();
-  return Await(result, [&](auto done) { return stream->Send(*request, std::move(done)); });
-}
-
-std::string Worker::NextId() { return absl::StrCat(index_, "-", sent_on_stream_++); }
-
-void Worker::SendEcho(EchoStream* stream, SteadyTime start) {
-  const auto reply = absl::MakeSpan(echo_reply_);
-  AttendResult ignored;
-  const absl::Status status =
-      stream == nullptr ? client_->Echo(echo_payload_, reply) : Await(&ignored, [&](auto done) {
-        return stream->Send(NextId(), echo_payload_, reply, std::move(done));
+  request->request_id = absl::StrCat(index_, "-", sent_on_stream_++);
+  absl::Notification done;
+  absl::Status answer;
+  const absl::Status sent =
+      stream->Send(*request, [&](absl::Status status, AttendResult from_stream) {
+        answer = std::move(status);
+        *result = std::move(from_stream);
+        done.Notify();
       });
-  const SteadyTime end = shared_->Now();
-  if (!status.ok()) return RecordError(status, start);
-  absl::MutexLock lock(&shared_->mutex);
-  Record(&shared_->result.echo, {}, start, end);
+  if (!sent.ok()) return sent;
+  done.WaitForNotification();
+  return answer;
 }
 
 bool Worker::Record(Series* series, const Timing& timing, SteadyTime due, SteadyTime end) {

@@ -57,7 +57,6 @@ struct Shared {
 struct Streams {
   std::unique_ptr<AttendStream> attend;
   std::unique_ptr<AttendStream> compared;  // of LoadOptions::compare_target
-  std::unique_ptr<EchoStream> echo;
 };
 
 // By kind: the time of its turns of all workers together, and how many workers have such turns.
@@ -82,7 +81,7 @@ class Worker {
  private:
   struct Turn {
     const char* kind;
-    Workload* workload;               // null: echo
+    Workload* workload;
     bool unary = false;               // even if there is a stream
     bool compared = false;            // over the other connection
     std::chrono::nanoseconds time{};  // of its turns so far, in the measured window
@@ -97,9 +96,6 @@ class Worker {
   std::optional<SteadyTime> NextDue();
   void Send(const Turn& turn, const Streams& streams, SteadyTime due);
   absl::Status SendOnStream(AttendStream* stream, AttendRequest* request, AttendResult* result);
-  // `stream` is null for a unary Echo.
-  void SendEcho(EchoStream* stream, SteadyTime start);
-  std::string NextId();
   // Counts a request that took from `due` to `end`. False if it gives no sample.
   bool Record(Series* series, const Timing& timing, SteadyTime due, SteadyTime end);
   void RecordError(const absl::Status& status, SteadyTime due);
@@ -112,7 +108,6 @@ class Worker {
   std::vector<Turn> turns_;  // an open loop has just one
   Turn* turn_ = nullptr;     // the current one, since turn_start_
   SteadyTime turn_start_ = {};
-  std::vector<std::byte> echo_payload_, echo_reply_;
   AttendResult result_;  // of Send; kept for its memory
   uint64_t sent_on_stream_ = 0;
 };

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/status.h"
-#include "flashcore/v1/debug.pb.h"
 
 namespace flashcore::client {
 namespace {
@@ -87,23 +86,6 @@ absl::Status TakeReply(const grpc::ByteBuffer& message, const Destination& desti
   absl::Status status = CopyAnswer(message, *answer, destination);
   if (status.ok()) *result = std::move(answer->result);
   return status;
-}
-
-absl::StatusOr<Answer> ParseEcho(const grpc::ByteBuffer& message) {
-  Answer answer;
-  answer.output.number = v1::EchoResponse::kPayloadFieldNumber;
-  std::string small_bytes;
-  absl::Status status =
-      wire::SplitMessage(message, kMaxSmallBytes, absl::MakeSpan(&answer.output, 1), &small_bytes);
-  v1::EchoResponse small;
-  if (!status.ok() || !small.ParseFromString(small_bytes)) {
-    return absl::InternalError(
-        absl::StrCat("reply: not an EchoResponse: ",
-                     status.ok() ? "its small fields do not parse" : status.message()));
-  }
-  answer.result.request_id = small.request_id();
-  answer.result.response_bytes = message.Length();
-  return answer;
 }
 
 }  // namespace flashcore::client

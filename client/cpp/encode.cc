@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "flashcore/v1/debug.pb.h"
 #include "grpcpp/support/slice.h"
 #include "proto/wire/message.h"
 
@@ -152,20 +151,6 @@ absl::StatusOr<EncodedRequest> EncodeRequest(const AttendRequest& request, size_
   AddField(v1::AttendRequest::kKeyFieldNumber, request.key, "", borrowed, &slices);
   AddField(v1::AttendRequest::kValueFieldNumber, request.value, "", borrowed, &slices);
   encoded.message = grpc::ByteBuffer(slices.data(), slices.size());
-  return encoded;
-}
-
-EncodedRequest EncodeEcho(const std::string& request_id, absl::Span<const std::byte> payload,
-                          absl::Span<std::byte> reply, BorrowedMemory* borrowed) {
-  v1::EchoRequest small;
-  small.set_reply_bytes(reply.size());
-  small.set_request_id(request_id);
-  std::vector<grpc::Slice> slices;
-  AddField(v1::EchoRequest::kPayloadFieldNumber, payload, small.SerializeAsString(), borrowed,
-           &slices);
-  EncodedRequest encoded;
-  encoded.message = grpc::ByteBuffer(slices.data(), slices.size());
-  encoded.destination.output = reply;
   return encoded;
 }
 

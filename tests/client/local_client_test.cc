@@ -409,9 +409,6 @@ TEST(LocalClientTest, CallsAreNamed) {
   EXPECT_EQ(method, "GetServerInfo");
   EXPECT_EQ(*client->CheckHealth(), HealthStatus::kServing);
   EXPECT_EQ(client->CheckHealth("other").status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(client->Echo({}, {}).code(), absl::StatusCode::kUnimplemented);
-  EXPECT_EQ(client->OpenEchoStream()->Send("a", {}, {}, nullptr).code(),
-            absl::StatusCode::kUnimplemented);
 }
 
 TEST(LocalClientTest, SequencesLoadFromRegisteredMemory) {

@@ -40,12 +40,10 @@ class TokenTest(CredentialsTest):
     def test_every_rpc_but_health_needs_a_token(self):
         service = pb.DESCRIPTOR.services_by_name["AttentionService"]
         methods = [f"/{service.full_name}/{method.name}" for method in service.methods]
-        methods += ["/flashcore.v1.DebugService/Echo", "/flashcore.v1.DebugService/EchoStream",
-                    REFLECTION, OLD_REFLECTION]
+        methods += [REFLECTION, OLD_REFLECTION]
         no_token = 'flashcore_unauthenticated_total{reason="no_token"}'
         bad_token = 'flashcore_unauthenticated_total{reason="bad_token"}'
-        with harness.Server("--enable_echo", "--enable_reflection",
-                            f"--token_file={self.tokens}") as server:
+        with harness.Server("--enable_reflection", f"--token_file={self.tokens}") as server:
             for target in (server.target, f"unix:{server.socket}"):
                 with server.channel(target) as channel:
                     counted = server.metric(no_token) + server.metric(bad_token)
@@ -78,7 +76,7 @@ class TokenTest(CredentialsTest):
     def test_revoking_a_token_ends_its_streams(self):
         tokens = self.folder / "revoked"
         tokens.write_text(self.tokens.read_text())
-        with harness.Server(f"--token_file={tokens}", "--enable_echo") as server, \
+        with harness.Server(f"--token_file={tokens}") as server, \
                 server.channel(f"unix:{server.socket}") as channel:
             release = threading.Event()
             self.addCleanup(release.set)
@@ -98,10 +96,7 @@ class TokenTest(CredentialsTest):
                 wait_until(lambda: list(stub.GetSequence(pb.GetSequenceRequest(
                     sequence_id=sequence), metadata=metadata).sequence.layer_lengths) == [1],
                     "the chunk is appended")
-                echo = channel.stream_stream("/flashcore.v1.DebugService/EchoStream")(
-                    messages(b""), metadata=metadata)
-                next(echo)
-                return {"attend": attend, "load": load, "echo": echo}
+                return {"attend": attend, "load": load}
 
             alices, bobs = open_streams("alice"), open_streams("bob")
             tokens.write_text(token_line("bob", BY["bob"]))

@@ -28,17 +28,12 @@ def handled(method, code, kind="unary"):
             f'grpc_service="flashcore.v1.AttentionService",grpc_method="{method}"}}')
 
 
-def varint(number):
-    """A varint of protobuf."""
-    low, rest = number & 127, number >> 7
-    return bytes([low | 128]) + varint(rest) if rest else bytes([low])
-
-
 LIST_ALL = pb.ListSequencesRequest(page_size=1000).SerializeToString()
 
 # Memory for some 400 replies of window_request(); a client may hold a quarter of it.
 SMALL_STAGING = (f"--staging_memory_bytes={8 * MIB}", f"--max_message_bytes={MIB // 4}",
                  "--staging_wait_ms=0")
+UNSENT = f"--unsent_reply_bytes={256 * MIB}"  # room for all replies of call_for_lists
 
 
 class Honest:
@@ -229,27 +224,31 @@ class SlowReaderTest(unittest.TestCase):
                        "the stream has ended")
             self.assertEqual(server.metric(handled("AttendStream", "OK", "bidi_stream")), 0)
 
+    def call_for_lists(self, stack, server):
+        """Calls for 8 MB of replies, twice what the socket's buffers take, of a client whose windows are
+        open, but that does not read its socket. Returns their number."""
+        calls = 250
+        self.create(stack, server, 70)
+        client = stack.enter_context(SilentClient(server.port, window=(1 << 31) - 1, host=ATTACKER))
+        client.connection.sendall(frame(WINDOW_UPDATE, 0, 0, (1 << 30).to_bytes(4, "big")))
+        for _ in range(calls):
+            client.call(SERVICE + "ListSequences", LIST_ALL)
+        return calls
+
     def test_a_connection_that_takes_no_bytes_is_ended_with_its_calls(self):
-        """As below. gRPC does not end a call that is cut off while it waits for the socket."""
-        echo = b"\x08" + varint(32 * MIB)  # an EchoRequest
-        with harness.Server(BY_ADDRESS, "--reply_timeout_s=0.5", "--enable_echo") as server, \
-                SilentClient(server.port, window=(1 << 31) - 1, host=ATTACKER) as client:
-            client.connection.sendall(frame(WINDOW_UPDATE, 0, 0, (1 << 30).to_bytes(4, "big")))
-            for _ in range(3):
-                client.call("/flashcore.v1.DebugService/Echo", echo)
+        """gRPC does not end a call that is cut off while it waits for the socket."""
+        with harness.Server(BY_ADDRESS, UNSENT, "--reply_timeout_s=0.5") as server, \
+                contextlib.ExitStack() as stack:
+            self.call_for_lists(stack, server)
             wait_until(lambda: server.metric(UNREAD) > 0, "a call that was cut off has ended")
             wait_until(lambda: server.metric(INFLIGHT) == 0, "all have")
 
     def test_a_connection_that_takes_no_bytes_does_not_hold_the_end(self):
-        """The windows are open, but the socket is not read."""
-        reply_bytes = 32 * MIB
-        echo = b"\x08" + varint(reply_bytes)  # an EchoRequest
-        with harness.Server(BY_ADDRESS, "--drain_timeout_s=1", "--enable_echo") as server, \
-                SilentClient(server.port, window=(1 << 31) - 1, host=ATTACKER) as client:
-            client.connection.sendall(frame(WINDOW_UPDATE, 0, 0, (1 << 30).to_bytes(4, "big")))
-            for _ in range(3):
-                client.call("/flashcore.v1.DebugService/Echo", echo)
-            wait_until(lambda: server.metric(INFLIGHT) == 3, "unread answers")
+        with harness.Server(BY_ADDRESS, UNSENT, "--drain_timeout_s=1") as server, \
+                contextlib.ExitStack() as stack:
+            calls = self.call_for_lists(stack, server)
+            wait_until(lambda: 0 < server.metric(INFLIGHT) ==
+                       calls - server.metric(handled("ListSequences", "OK")), "unread answers")
             self.assertEqual(server.stop(), 0)
 
 

@@ -39,7 +39,6 @@ class ServerTest : public ::testing::Test {
              size_t max_message_bytes = 1 << 20) {
     Server::Options options = testing::ServerOptions();
     options.max_message_bytes = max_message_bytes;
-    options.enable_echo = true;
     metrics_ = std::make_unique<Metrics>(testing::FakeMetricsOptions(Server::Methods(options)));
     std::vector<std::unique_ptr<Device>> devices;
     devices.push_back(std::move(device));

@@ -23,7 +23,6 @@ namespace {
 
 constexpr char kService[] = "/flashcore.v1.AttentionService/";
 constexpr char kLoadMethod[] = "/flashcore.v1.AttentionService/LoadSequence";
-constexpr char kEchoMethod[] = "/flashcore.v1.DebugService/Echo";
 constexpr char kHealthMethod[] = "/grpc.health.v1.Health/Check";
 constexpr char kNameKey[] = "flashcore-client";
 constexpr char kAffinityKey[] = "x-flashcore-sequence";
@@ -130,17 +129,6 @@ absl::StatusOr<v1::LoadSequenceResponse> GrpcTransport::LoadRows(const RowsToLoa
     return absl::InternalError("the server ended the load before its last rows");
   }
   return response;
-}
-
-absl::Status GrpcTransport::Echo(absl::Span<const std::byte> payload, absl::Span<std::byte> reply,
-                                 const CallOptions& call) {
-  BorrowedMemory borrowed;  // outlives the message
-  const EncodedRequest encoded = EncodeEcho("", payload, reply, &borrowed);
-  grpc::ByteBuffer response;
-  absl::Status status = CallBytes(kEchoMethod, call, encoded.message, &response);
-  if (!status.ok()) return status;
-  const absl::StatusOr<Answer> answer = ParseEcho(response);
-  return answer.ok() ? CopyAnswer(response, *answer, encoded.destination) : answer.status();
 }
 
 // HealthCheckRequest { string service = 1 } and HealthCheckResponse { ServingStatus status = 1 }:

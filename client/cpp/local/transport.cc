@@ -183,12 +183,6 @@ absl::StatusOr<HealthStatus> LocalTransport::CheckHealth(absl::string_view servi
   return HealthStatus::kServing;
 }
 
-absl::Status LocalTransport::Echo(absl::Span<const std::byte> /*payload*/,
-                                  absl::Span<std::byte> /*reply*/, const CallOptions& /*call*/) {
-  return absl::UnimplementedError(
-      "/flashcore.v1.DebugService/Echo: not over the local socket; use an address of gRPC");
-}
-
 bool LocalTransport::WaitForConnected(absl::Time deadline) {
   while (true) {
     if (Connect(ToSteady(deadline)).ok()) return true;

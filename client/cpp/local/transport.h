@@ -39,12 +39,6 @@ class LocalTransport final : public Transport, public std::enable_shared_from_th
   // The local socket has no health service. A server that drains answers UNAVAILABLE.
   absl::StatusOr<HealthStatus> CheckHealth(absl::string_view service,
                                            const CallOptions& call) override;
-  // UNIMPLEMENTED.
-  absl::Status Echo(absl::Span<const std::byte> payload, absl::Span<std::byte> reply,
-                    const CallOptions& call) override;
-  std::shared_ptr<StreamCore> OpenEchoStream(const StreamOptions& /*options*/) override {
-    return nullptr;
-  }
   absl::StatusOr<std::shared_ptr<Memory>> CreateMemory(size_t bytes, bool inputs_only,
                                                        const CallOptions& call) override
       ABSL_LOCKS_EXCLUDED(mutex_);
