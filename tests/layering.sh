@@ -5,7 +5,7 @@
 #   server/: main -> transport -> engine -> device -> kv -> access -> request -> memory -> sharing -> base
 #            A layer may include itself, every layer to its right, and telemetry.
 #   server/transport: server.h -> grpc/, local/ -> rpc/        grpc/: -> grpc/guard/
-#   proto <- transport, client        client/c, client/cpp -> client/local        client/cli -> kernels/reference (to verify)
+#   proto <- transport, client        client/c, client/cpp -> client/local        client/bench -> client/cli, kernels/reference (to verify)
 #   client/include, what users see, includes nothing that is not installed. client/c knows flashcore/c.h of it.
 set -euo pipefail
 cd "${1:-$(dirname "$0")/..}"
@@ -65,9 +65,9 @@ forbid server 'kernels/reference|client/|flashcore/[a-z_]+\.h|tests/' 'never ser
 forbid proto 'prometheus/|kernels/|server/|client/|flashcore/[a-z_]+\.h|tests/' 'is used by server and client alike'
 forbid client/include 'prometheus/|kernels/|server/|client/|proto/|tests/|flashcore/v1/(debug|local)|.*\.grpc\.pb\.h' \
   'is public: it may include only what is installed with it, and gRPC and Abseil'
-forbid client/cpp 'prometheus/|kernels/|server/|client/cli|tests/' 'knows only the contract'
+forbid client/cpp 'prometheus/|kernels/|server/|client/(cli|bench)|tests/' 'knows only the contract'
 for folder in client/c client/local; do
-  forbid $folder 'grpc|google/|absl/|flashcore/v1/|prometheus/|kernels/|server/|client/cpp/|flashcore/[a-z_]{2,}\.h|client/cli|tests/' \
+  forbid $folder 'grpc|google/|absl/|flashcore/v1/|prometheus/|kernels/|server/|client/cpp/|flashcore/[a-z_]{2,}\.h|client/(cli|bench)|tests/' \
     'knows only the local socket, and needs nothing but the C++ runtime'
 done
 forbid client/local 'client/c/|flashcore/' 'is below the libraries'
@@ -78,8 +78,14 @@ if grep -nE '#include "client/cpp/(grpc|local)/' client/cpp/*.h client/cpp/*.cc 
   echo 'layering: client/cpp knows its transports by transport.h alone'
   failures=1
 fi
-forbid client/cli 'prometheus/|kernels/(cpu|cuda|sm[0-9]+|plan|registry)|server/|tests/' \
-  'knows the contract, the client library and the reference'
+forbid client/cli 'prometheus/|kernels/(cpu|cuda|sm[0-9]+|plan|registry|reference)|server/|tests/' \
+  'knows the contract and the client library'
+if grep -n '#include "client/bench/' client/cli/*.h client/cli/*.cc | grep -v '^client/cli/main.cc:'; then
+  echo 'layering: only main.cc of client/cli knows client/bench'
+  failures=1
+fi
+forbid client/bench 'prometheus/|kernels/(cpu|cuda|sm[0-9]+|plan|registry)|server/|tests/' \
+  'knows the contract, the client library, the command line and the reference'
 
 ((failures == 0)) && echo "layering: ok"
 exit $failures

@@ -3,9 +3,9 @@
 #include <chrono>
 #include <set>
 
-#include "client/cli/bench_report.h"
+#include "client/bench/bench_report.h"
+#include "client/bench/load.h"
 #include "client/cli/command.h"
-#include "client/cli/load.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"

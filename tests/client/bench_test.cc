@@ -5,9 +5,9 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "client/bench/load.h"
+#include "client/bench/workload.h"
 #include "client/cli/command.h"
-#include "client/cli/load.h"
-#include "client/cli/workload.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/half.h"

@@ -8,10 +8,10 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/reflection.h"
 #include "absl/strings/str_cat.h"
-#include "client/cli/bench_report.h"
-#include "client/cli/command.h"
-#include "client/cli/load.h"
-#include "client/cli/oracle.h"
+#include "client/bench/bench_report.h"
+#include "client/bench/commands.h"
+#include "client/bench/load.h"
+#include "client/bench/oracle.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/half.h"
@@ -99,6 +99,11 @@ TEST(FlagTest, SequenceIds) {
                                  a + " ," + b, a + ",all"}) {
     EXPECT_FALSE(AbslParseFlag(bad, &ids, &error)) << bad;
   }
+}
+
+int Main(const std::vector<std::string>& args) {
+  return cli::Main(
+      {InfoCommand(), AttendCommand(), VerifyCommand(), BenchCommand(), HealthCommand()}, args);
 }
 
 TEST(FlagTest, CommandLine) {

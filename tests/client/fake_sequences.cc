@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "client/cli/oracle.h"
+#include "client/bench/oracle.h"
 #include "kernels/half.h"
 #include "kernels/reference.h"
 

@@ -21,8 +21,8 @@
 // Every reply is checked: its sizes by the client; 16 elements of its output against the first
 // reply to the same request; and the first reply of each thread against the float64 reference, on
 // some rows. Latencies leave out the checks and what a workload does between requests.
-#ifndef FLASHCORE_CLIENT_CLI_LOAD_H_
-#define FLASHCORE_CLIENT_CLI_LOAD_H_
+#ifndef FLASHCORE_CLIENT_BENCH_LOAD_H_
+#define FLASHCORE_CLIENT_BENCH_LOAD_H_
 
 #include <array>
 #include <chrono>
@@ -144,4 +144,4 @@ absl::Status RunRounds(const LoadOptions& options, const std::function<bool()>& 
 
 }  // namespace flashcore::cli
 
-#endif  // FLASHCORE_CLIENT_CLI_LOAD_H_
+#endif  // FLASHCORE_CLIENT_BENCH_LOAD_H_

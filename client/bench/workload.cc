@@ -1,10 +1,10 @@
-#include "client/cli/workload.h"
+#include "client/bench/workload.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/memory/memory.h"
-#include "client/cli/oracle.h"
+#include "client/bench/oracle.h"
 
 namespace flashcore::cli {
 namespace {

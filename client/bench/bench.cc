@@ -8,9 +8,9 @@
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "client/cli/bench_report.h"
-#include "client/cli/command.h"
-#include "client/cli/load.h"
+#include "client/bench/bench_report.h"
+#include "client/bench/commands.h"
+#include "client/bench/load.h"
 #include "nlohmann/json.hpp"
 
 ABSL_FLAG(flashcore::cli::BenchMode, mode, flashcore::cli::BenchMode::kAttend,

@@ -1,4 +1,4 @@
-#include "client/cli/oracle.h"
+#include "client/bench/oracle.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include <numeric>
 #include <utility>
 
-#include "client/cli/product_errors.h"
+#include "client/bench/product_errors.h"
 #include "kernels/half.h"
 #include "kernels/kv_8bit.h"
 #include "kernels/kv_pages.h"

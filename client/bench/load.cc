@@ -1,4 +1,4 @@
-#include "client/cli/load.h"
+#include "client/bench/load.h"
 
 #include <algorithm>
 #include <atomic>
@@ -14,7 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "client/cli/load_worker.h"
+#include "client/bench/load_worker.h"
 #include "proto/wire/start_thread.h"
 
 namespace flashcore::cli {

@@ -6,9 +6,9 @@
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_format.h"
-#include "client/cli/command.h"
-#include "client/cli/oracle.h"
-#include "client/cli/verify_case.h"
+#include "client/bench/commands.h"
+#include "client/bench/oracle.h"
+#include "client/bench/verify_case.h"
 #include "nlohmann/json.hpp"
 
 ABSL_FLAG(int32_t, cases, 100, "number of random cases");

@@ -1,6 +1,6 @@
 // The requests of one worker of a load: one after the other, with checks of the replies.
-#ifndef FLASHCORE_CLIENT_CLI_WORKLOAD_H_
-#define FLASHCORE_CLIENT_CLI_WORKLOAD_H_
+#ifndef FLASHCORE_CLIENT_BENCH_WORKLOAD_H_
+#define FLASHCORE_CLIENT_BENCH_WORKLOAD_H_
 
 #include <array>
 #include <cstdint>
@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "client/cli/load.h"
+#include "client/bench/load.h"
 #include "flashcore/client.h"
 
 namespace flashcore::cli {
@@ -107,4 +107,4 @@ class Workload {
 
 }  // namespace flashcore::cli
 
-#endif  // FLASHCORE_CLIENT_CLI_WORKLOAD_H_
+#endif  // FLASHCORE_CLIENT_BENCH_WORKLOAD_H_

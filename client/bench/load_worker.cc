@@ -1,4 +1,4 @@
-#include "client/cli/load_worker.h"
+#include "client/bench/load_worker.h"
 
 #include <sys/prctl.h>
 

@@ -1,11 +1,11 @@
 // The report of flashcore bench: one JSON object, and a table made of it.
-#ifndef FLASHCORE_CLIENT_CLI_BENCH_REPORT_H_
-#define FLASHCORE_CLIENT_CLI_BENCH_REPORT_H_
+#ifndef FLASHCORE_CLIENT_BENCH_BENCH_REPORT_H_
+#define FLASHCORE_CLIENT_BENCH_BENCH_REPORT_H_
 
 #include <string>
 #include <vector>
 
-#include "client/cli/load.h"
+#include "client/bench/load.h"
 #include "nlohmann/json_fwd.hpp"
 
 namespace flashcore::cli {
@@ -27,4 +27,4 @@ std::string BenchTable(const nlohmann::ordered_json& report);
 
 }  // namespace flashcore::cli
 
-#endif  // FLASHCORE_CLIENT_CLI_BENCH_REPORT_H_
+#endif  // FLASHCORE_CLIENT_BENCH_BENCH_REPORT_H_

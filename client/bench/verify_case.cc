@@ -1,4 +1,4 @@
-#include "client/cli/verify_case.h"
+#include "client/bench/verify_case.h"
 
 #include <algorithm>
 #include <limits>

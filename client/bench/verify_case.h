@@ -1,6 +1,6 @@
 // A case of `flashcore verify`: a random request, where its K/V lies, and how it is sent.
-#ifndef FLASHCORE_CLIENT_CLI_VERIFY_CASE_H_
-#define FLASHCORE_CLIENT_CLI_VERIFY_CASE_H_
+#ifndef FLASHCORE_CLIENT_BENCH_VERIFY_CASE_H_
+#define FLASHCORE_CLIENT_BENCH_VERIFY_CASE_H_
 
 #include <cstdint>
 #include <map>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "client/cli/oracle.h"
+#include "client/bench/oracle.h"
 #include "flashcore/client.h"
 
 namespace flashcore::cli {
@@ -61,4 +61,4 @@ absl::Status Send(const Case& c, Client* client, RandomRequest* problem);
 
 }  // namespace flashcore::cli
 
-#endif  // FLASHCORE_CLIENT_CLI_VERIFY_CASE_H_
+#endif  // FLASHCORE_CLIENT_BENCH_VERIFY_CASE_H_

@@ -1,6 +1,6 @@
 // The error that products of INT8 codes may have: see Precision in flashcore/attend.h.
-#ifndef FLASHCORE_CLIENT_CLI_PRODUCT_ERRORS_H_
-#define FLASHCORE_CLIENT_CLI_PRODUCT_ERRORS_H_
+#ifndef FLASHCORE_CLIENT_BENCH_PRODUCT_ERRORS_H_
+#define FLASHCORE_CLIENT_BENCH_PRODUCT_ERRORS_H_
 
 #include <cstdint>
 
@@ -34,4 +34,4 @@ ProductErrors BoundProducts(const kernels::Geometry& geometry, const kernels::Sp
 
 }  // namespace flashcore::cli
 
-#endif  // FLASHCORE_CLIENT_CLI_PRODUCT_ERRORS_H_
+#endif  // FLASHCORE_CLIENT_BENCH_PRODUCT_ERRORS_H_

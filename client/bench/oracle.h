@@ -1,6 +1,6 @@
 // Compares replies of a server with the float64 reference. Functions are pure.
-#ifndef FLASHCORE_CLIENT_CLI_ORACLE_H_
-#define FLASHCORE_CLIENT_CLI_ORACLE_H_
+#ifndef FLASHCORE_CLIENT_BENCH_ORACLE_H_
+#define FLASHCORE_CLIENT_BENCH_ORACLE_H_
 
 #include <cstdint>
 #include <memory>
@@ -134,4 +134,4 @@ Errors Compare(const KernelBatch& reply);
 
 }  // namespace flashcore::cli
 
-#endif  // FLASHCORE_CLIENT_CLI_ORACLE_H_
+#endif  // FLASHCORE_CLIENT_BENCH_ORACLE_H_

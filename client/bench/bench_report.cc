@@ -1,4 +1,4 @@
-#include "client/cli/bench_report.h"
+#include "client/bench/bench_report.h"
 
 #include <algorithm>
 #include <cmath>

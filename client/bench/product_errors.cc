@@ -1,11 +1,11 @@
-#include "client/cli/product_errors.h"
+#include "client/bench/product_errors.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <vector>
 
-#include "client/cli/oracle.h"
+#include "client/bench/oracle.h"
 #include "kernels/half.h"
 #include "kernels/kv_8bit.h"
 

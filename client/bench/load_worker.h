@@ -1,6 +1,6 @@
 // The threads of a load. Internal to load.cc.
-#ifndef FLASHCORE_CLIENT_CLI_LOAD_WORKER_H_
-#define FLASHCORE_CLIENT_CLI_LOAD_WORKER_H_
+#ifndef FLASHCORE_CLIENT_BENCH_LOAD_WORKER_H_
+#define FLASHCORE_CLIENT_BENCH_LOAD_WORKER_H_
 
 #include <atomic>
 #include <chrono>
@@ -15,8 +15,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "client/cli/load.h"
-#include "client/cli/workload.h"
+#include "client/bench/load.h"
+#include "client/bench/workload.h"
 #include "flashcore/client.h"
 
 namespace flashcore::cli {
@@ -119,4 +119,4 @@ class Worker {
 
 }  // namespace flashcore::cli
 
-#endif  // FLASHCORE_CLIENT_CLI_LOAD_WORKER_H_
+#endif  // FLASHCORE_CLIENT_BENCH_LOAD_WORKER_H_
