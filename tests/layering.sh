@@ -5,7 +5,7 @@
 #   server/: main -> transport -> engine -> device -> kv -> access -> request -> memory -> sharing -> base
 #            A layer may include itself, every layer to its right, and telemetry.
 #   server/transport: server.h -> grpc/, local/ -> rpc/        grpc/: -> grpc/guard/
-#   proto <- transport, client        client/c, client/cpp -> client/local        client/bench -> client/cli, kernels/reference (to verify)
+#   proto <- transport, client        client/c, client/cpp -> client/local        client/bench -> client/cli, kernels/oracle (to verify)
 #   client/include, what users see, includes nothing that is not installed. client/c knows flashcore/c.h of it.
 set -euo pipefail
 cd "${1:-$(dirname "$0")/..}"
@@ -25,6 +25,10 @@ forbid() {
 
 forbid kernels 'grpc|google/|absl/|prometheus/|flashcore/|proto/|server/|client/|tests/' \
   'may include only CUDA, Highway and itself'
+for folder in kernels/{cpu,cuda,plan,sm80}; do
+  forbid $folder 'kernels/(oracle|bench)/' 'is what serves'
+done
+forbid kernels/oracle 'kernels/(bench|cpu|cuda|sm[0-9]+|plan/|registry)' 'knows no kernel'
 forbid server/telemetry 'grpc|google/|flashcore/|proto/wire/(fields|frames|grpc|message|ring)|kernels/|server/(sharing|memory|request|access|kv|device|engine|transport)|server/[a-z_]+\.h|client/|tests/' \
   'may not know gRPC or what it measures'
 
@@ -61,7 +65,7 @@ done
 forbid server/base 'server/telemetry/|kernels/' 'is the bottom layer'
 forbid server/transport 'prometheus/|kernels/(cpu|cuda|sm[0-9]+|plan)|server/[a-z_]+\.h|client/|tests/' \
   'may not include main, kernels or prometheus-cpp'
-forbid server 'kernels/reference|client/|flashcore/[a-z_]+\.h|tests/' 'never serves with the reference'
+forbid server 'kernels/oracle|client/|flashcore/[a-z_]+\.h|tests/' 'never serves with the oracle'
 forbid proto 'prometheus/|kernels/|server/|client/|flashcore/[a-z_]+\.h|tests/' 'is used by server and client alike'
 forbid client/include 'prometheus/|kernels/|server/|client/|proto/|tests/|flashcore/v1/(debug|local)|.*\.grpc\.pb\.h' \
   'is public: it may include only what is installed with it, and gRPC and Abseil'
@@ -78,14 +82,14 @@ if grep -nE '#include "client/cpp/(grpc|local)/' client/cpp/*.h client/cpp/*.cc 
   echo 'layering: client/cpp knows its transports by transport.h alone'
   failures=1
 fi
-forbid client/cli 'prometheus/|kernels/(cpu|cuda|sm[0-9]+|plan|registry|reference)|server/|tests/' \
+forbid client/cli 'prometheus/|kernels/(cpu|cuda|sm[0-9]+|plan|registry|oracle)|server/|tests/' \
   'knows the contract and the client library'
 if grep -n '#include "client/bench/' client/cli/*.h client/cli/*.cc | grep -v '^client/cli/main.cc:'; then
   echo 'layering: only main.cc of client/cli knows client/bench'
   failures=1
 fi
 forbid client/bench 'prometheus/|kernels/(cpu|cuda|sm[0-9]+|plan|registry)|server/|tests/' \
-  'knows the contract, the client library, the command line and the reference'
+  'knows the contract, the client library, the command line and the oracle'
 
 ((failures == 0)) && echo "layering: ok"
 exit $failures

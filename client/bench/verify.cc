@@ -7,7 +7,7 @@
 #include "absl/flags/flag.h"
 #include "absl/strings/str_format.h"
 #include "client/bench/commands.h"
-#include "client/bench/oracle.h"
+#include "client/bench/reply_check.h"
 #include "client/bench/verify_case.h"
 #include "nlohmann/json.hpp"
 
@@ -59,8 +59,8 @@ void PrintCase(int number, const Case& c, const Outcome& outcome) {
   }
   const Errors& e = outcome.errors;
   std::printf("%4d %s error %8.2e unfused %8.2e ratio %4.2f rms %4.2f", number,
-              outcome.ok ? "ok    " : "FAILED", e.server, e.unfused, e.Ratio(), e.RmsRatio());
-  if (c.lse) std::printf(" lse %7.1e/%7.1e", e.server_lse, e.unfused_lse);
+              outcome.ok ? "ok    " : "FAILED", e.result, e.unfused, e.Ratio(), e.RmsRatio());
+  if (c.lse) std::printf(" lse %7.1e/%7.1e", e.result_lse, e.unfused_lse);
   std::printf("  %s\n", Describe(c).c_str());
 }
 
@@ -70,12 +70,12 @@ nlohmann::ordered_json CaseJson(const Case& c, const Outcome& outcome) {
     json["status"] = outcome.status.ToString(absl::StatusToStringMode::kWithNoExtraData);
     return json;
   }
-  json["error"] = outcome.errors.server;
+  json["error"] = outcome.errors.result;
   json["unfused_error"] = outcome.errors.unfused;
   json["ratio"] = outcome.errors.Ratio();
   json["rms_ratio"] = outcome.errors.RmsRatio();
   if (c.lse) {
-    json["lse_error"] = outcome.errors.server_lse;
+    json["lse_error"] = outcome.errors.result_lse;
     json["unfused_lse_error"] = outcome.errors.unfused_lse;
   }
   return json;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "client/bench/oracle.h"
+#include "client/bench/reply_check.h"
 #include "flashcore/client.h"
 
 namespace flashcore::cli {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/memory/memory.h"
-#include "client/bench/oracle.h"
+#include "client/bench/reply_check.h"
 
 namespace flashcore::cli {
 namespace {

@@ -6,9 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "client/bench/oracle.h"
-#include "kernels/half.h"
-#include "kernels/reference.h"
+#include "client/bench/reply_check.h"
+#include "kernels/oracle/reference.h"
 
 namespace flashcore {
 namespace {
@@ -71,22 +70,8 @@ void AttendSpan(const kernels::Geometry& geometry, kernels::Span span, const std
   span.kv.row_stride = row_bytes;
   span.kv.page_stride = kernels::kPageTokens * row_bytes;
   span.kv.head_stride = geometry.head_dim * 2;
-  const kernels::ReferenceResult result = kernels::ReferenceAttention({geometry, &span, 1});
-  size_t element = 0, lse = 0;
-  for (int32_t row = 0; row < span.query_rows; ++row) {
-    for (int32_t head = 0; head < geometry.num_heads; ++head, ++lse) {
-      if (span.lse != nullptr) {
-        span.lse[row * span.lse_row_stride + head * span.lse_head_stride] =
-            static_cast<float>(result.lse[lse]);
-      }
-      for (int32_t d = 0; d < geometry.head_dim; ++d) {
-        const uint16_t bits =
-            kernels::FromFloat(geometry.dtype, static_cast<float>(result.output[element++]));
-        std::memcpy(span.output + row * span.row_stride + head * span.head_stride + d * 2, &bits,
-                    2);
-      }
-    }
-  }
+  const kernels::AttentionBatch batch{geometry, &span, 1};
+  kernels::StoreResult(kernels::ReferenceAttention(batch), batch);
 }
 
 // Runs the operation by the handler of its RPC.

@@ -280,7 +280,7 @@ TEST_P(RealDeviceTest, PartsMergeToTheWhole) {
         SetSigns(split, whole.get());
         Submit(whole.get());
         ASSERT_EQ(whole->ended.get(), absl::OkStatus());
-        const kernels::ReferenceResult want = Reference(*whole);
+        const kernels::AttentionResult want = Reference(*whole);
         EXPECT_EQ(FirstDifference(*whole, want, KernelTolerance(dtype)), "");
         const auto first = AttendToPart(*whole, 0, split, kernels::Mask::None(), resident);
         const auto second = AttendToPart(*whole, split, kv_rows, mask, resident);

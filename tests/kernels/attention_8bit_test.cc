@@ -12,13 +12,13 @@
 
 #include "kernels/half.h"
 #include "kernels/kv_8bit.h"
-#include "kernels/reference.h"
+#include "kernels/oracle/error_bound.h"
+#include "kernels/oracle/reference.h"
 #include "tests/base/test_seed.h"
 #include "tests/kernels/attention_fixture.h"
-#include "tests/kernels/error_bound.h"
+#include "tests/kernels/kernel_rounding.h"
 #include "tests/kernels/launch.h"
 #include "tests/kernels/problem.h"
-#include "tests/kernels/query_codes.h"
 
 namespace flashcore::kernels {
 namespace {
@@ -104,12 +104,6 @@ std::vector<double> Sum(const std::vector<double>& weights,
     for (size_t d = 0; d < output.size(); ++d) output[d] += weights[j] * value[j][d];
   }
   return output;
-}
-
-double LargestMagnitude(const std::vector<double>& query) {
-  double largest = 0;
-  for (double element : query) largest = std::max(largest, std::abs(element));
-  return largest;
 }
 
 // For each K/V row, the largest product of a probability and a scale of V in its tile.

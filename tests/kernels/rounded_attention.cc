@@ -2,15 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "kernels/half.h"
 
 namespace flashcore::kernels {
 namespace {
-
-constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // The online softmax of one query row over a range of K/V rows.
 class RowState {
@@ -109,7 +106,7 @@ class RowState {
       largest = std::max(largest, weights[j - rows.begin]);
     }
     if (largest == 0) return;
-    const double factor = 255 / largest;
+    const double factor = kLargestProbabilityCode / largest;
     for (double& weight : weights) weight = std::nearbyint(weight * factor);
     for (int32_t d = 0; d < kv_.head_dim(); ++d) {
       double sum = 0;
@@ -134,7 +131,7 @@ class RowState {
 
 // Merges the splits of a row, and appends it to `*result`.
 void Finish(const KernelSpec& spec, const DecodedKv& kv, const std::vector<RowState>& splits,
-            SpanResult* result) {
+            AttentionResult* result) {
   float max = kNothing;
   for (const RowState& split : splits) max = std::max(max, split.max());
   std::vector<float> output(kv.head_dim(), 0);
@@ -155,16 +152,15 @@ void Finish(const KernelSpec& spec, const DecodedKv& kv, const std::vector<RowSt
 
 }  // namespace
 
-SpanResult RoundedAttention(const KernelSpec& spec, const PlanOptions& options,
-                            const Geometry& geometry, const Span& span) {
-  const int32_t split_rows =
-      std::min(std::max(1, span.kv.rows), SplitRows(geometry, span, options, kManyWorkers));
-  const Rounding rounding = Rounding::Of(spec, options, geometry, span.query_rows);
+AttentionResult RoundedAttention(const KernelSpec& spec, const PlanOptions& options,
+                                 const Geometry& geometry, const Span& span) {
+  const Rounding rounding = RoundingOf(spec, options, geometry, span);
+  const int32_t split_rows = std::min(std::max(1, span.kv.rows), rounding.split_rows);
   std::vector<DecodedKv> kv;
   for (int32_t head = 0; head < geometry.num_kv_heads; ++head) {
     kv.emplace_back(geometry, span.kv, head, KvRange{0, span.kv.rows});
   }
-  SpanResult result;
+  AttentionResult result;
   for (int32_t i = 0; i < span.query_rows; ++i) {
     const KvRange visible = VisibleKv(span.mask, span.query_rows, span.kv.rows, i, i + 1);
     for (int32_t h = 0; h < geometry.num_heads; ++h) {

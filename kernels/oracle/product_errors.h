@@ -1,12 +1,12 @@
-// The error that products of INT8 codes may have: see Precision in flashcore/attend.h.
-#ifndef FLASHCORE_CLIENT_BENCH_PRODUCT_ERRORS_H_
-#define FLASHCORE_CLIENT_BENCH_PRODUCT_ERRORS_H_
-
-#include <cstdint>
+// The error that products of INT8 codes may have: see Precision in attention.h.
+#ifndef FLASHCORE_KERNELS_ORACLE_PRODUCT_ERRORS_H_
+#define FLASHCORE_KERNELS_ORACLE_PRODUCT_ERRORS_H_
 
 #include "kernels/attention.h"
+#include "kernels/oracle/reference.h"
+#include "kernels/oracle/rows.h"
 
-namespace flashcore::cli {
+namespace flashcore::kernels {
 
 // Bounds for one query row of one head, beside the errors that 16-bit products have.
 struct ProductErrors {
@@ -15,9 +15,9 @@ struct ProductErrors {
   double lse = 0;
 };
 
-// The row of `span` over K/V of INT8; all 0 if `geometry.precision` is k16Bit. `output` and `lse`
-// are those of the float64 reference. Let s be the scale of the row of Q, a = |softmax_scale| s/2,
-// and c and t the codes and the scale of a row of V. Then
+// `row` is over K/V of INT8, and `reference` its attention; all 0 if `precision` is k16Bit. Let s
+// be the scale of the row of Q, a = |softmax_scale| s/2, and c and t the codes and the scale of a
+// row of V. Then
 //
 //   Q    An element of Q is off by s/2, so score j by d_j = a |k_j|_1, the LSE by D = max d_j, a
 //        probability by a factor e^2D, and O by (e^2D - 1) sum p_j |v_j|.
@@ -29,9 +29,9 @@ struct ProductErrors {
 //
 // The bound on one element holds for any K/V. It is far larger than the usual error, which grows
 // with the root of the rows; the mean square shows what the bound excuses.
-ProductErrors BoundProducts(const kernels::Geometry& geometry, const kernels::Span& span,
-                            int32_t row, int32_t head, const double* output, double lse);
+ProductErrors BoundProducts(Precision precision, const QueryRow& row,
+                            const RowAttention<double>& reference);
 
-}  // namespace flashcore::cli
+}  // namespace flashcore::kernels
 
-#endif  // FLASHCORE_CLIENT_BENCH_PRODUCT_ERRORS_H_
+#endif  // FLASHCORE_KERNELS_ORACLE_PRODUCT_ERRORS_H_

@@ -1,6 +1,7 @@
-// Compares replies of a server with the float64 reference. Functions are pure.
-#ifndef FLASHCORE_CLIENT_BENCH_ORACLE_H_
-#define FLASHCORE_CLIENT_BENCH_ORACLE_H_
+// Requests with random inputs, and replies of a server as the oracle takes them. Functions are
+// pure.
+#ifndef FLASHCORE_CLIENT_BENCH_REPLY_CHECK_H_
+#define FLASHCORE_CLIENT_BENCH_REPLY_CHECK_H_
 
 #include <cstdint>
 #include <memory>
@@ -10,6 +11,7 @@
 #include "absl/types/span.h"
 #include "flashcore/attend.h"
 #include "kernels/attention.h"
+#include "kernels/oracle/errors.h"
 
 namespace flashcore::cli {
 
@@ -20,16 +22,10 @@ kernels::DType ToKernel(DType dtype);
 kernels::KvDType ToKernel(KvDType kv_dtype);
 kernels::Precision ToKernel(Precision precision);
 absl::Span<const std::byte> Bytes(const std::vector<uint16_t>& elements);
-// The bits of element d of a row of 16-bit elements.
-uint16_t ElementAt(const std::byte* row, int32_t d);
 
-// The K/V rows [first, last] that query row `row` of a span sees; none if last < first. Not the
-// server's VisibleKv, which this checks.
-struct VisibleRows {
-  int64_t first = 0;
-  int64_t last = 0;
-};
-VisibleRows VisibleTo(const kernels::Span& span, int64_t row);
+// The K/V rows that query row `row` of a span sees. Neither the server's VisibleKv nor the oracle's
+// view: this checks both.
+kernels::KvRange VisibleTo(const kernels::Span& span, int32_t row);
 
 // A request with random inputs. Owns Q, K, V, O and LSE. Not copyable: the request points into it.
 class RandomRequest {
@@ -89,49 +85,10 @@ KernelBatch SpotCheckBatch(const KernelBatch& whole, uint32_t rows_per_span);
 // loads, which do not measure precision.
 bool SpotCheck(const KernelBatch& reply);
 
-// Errors against float64: the largest absolute error, and the root of the mean square (RMS). An
-// error is infinite where only one of result and reference is finite (the LSE of a row that sees
-// nothing is -infinity).
-struct Errors {
-  double server = 0;  // of the server's O
-  double server_rms = 0;
-  double unfused = 0;  // of the O of unfused attention at the same precision
-  double unfused_rms = 0;
-  double server_lse = 0;  // of the server's LSE; 0 if not requested
-  double unfused_lse = 0;
-  double lse_floor = 0;      // 1e-5 of the largest finite |LSE|, at least 1e-5
-  double largest_value = 0;  // |V|
-  double rounding = 0;       // of the largest |O| of the reference to the dtype, at most
-  double output_rms = 0;     // of the reference
-  // Bounds on what products of INT8 codes add, if the batch accepts them: see ProductErrors. 0 if
-  // it does not.
-  double products = 0;
-  double products_rms = 0;
-  double products_lse = 0;
-
-  // The server's errors over those of unfused attention and of products; 1 if both are 0.
-  double Ratio() const { return server == 0 && unfused == 0 ? 1 : server / (unfused + products); }
-  double RmsRatio() const {
-    return server_rms == 0 && unfused_rms == 0 ? 1 : server_rms / (unfused_rms + products_rms);
-  }
-  // Whether O, and LSE, are within `factor` times the errors of unfused attention, plus one
-  // rounding of O: where O has few elements, the largest error of either may be lucky. The RMS
-  // shows one row lost of thousands, which moves no element by more than rounding may. To all of
-  // them comes what products of codes add.
-  //
-  // Unfused attention rounds scores, so with large scores its errors are as large as V and excuse
-  // anything. Therefore O must also be within 2^-7 of the largest |V| (rounding the probabilities
-  // and O to BF16 costs at most 2^-8), and LSE within 2^-7. LSE is float32; its bound is at least
-  // `lse_floor`.
-  bool Within(double factor) const;
-  // Whether O, and LSE, are within `bound`, and the RMS error of O is within `relative` times the
-  // RMS of O. The latter notices what is lost where O is small, as over many rows.
-  bool WithinBound(double bound, double relative) const {
-    return server <= bound && server_lse <= bound && server_rms <= relative * output_rms;
-  }
-};
+// The errors of a reply, by VisibleTo.
+using kernels::Errors;
 Errors Compare(const KernelBatch& reply);
 
 }  // namespace flashcore::cli
 
-#endif  // FLASHCORE_CLIENT_BENCH_ORACLE_H_
+#endif  // FLASHCORE_CLIENT_BENCH_REPLY_CHECK_H_

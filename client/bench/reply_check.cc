@@ -1,18 +1,15 @@
-#include "client/bench/oracle.h"
+#include "client/bench/reply_check.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <numeric>
 #include <utility>
 
-#include "client/bench/product_errors.h"
 #include "kernels/half.h"
 #include "kernels/kv_8bit.h"
 #include "kernels/kv_pages.h"
-#include "kernels/reference.h"
 
 namespace flashcore::cli {
 namespace {
@@ -20,7 +17,6 @@ namespace {
 constexpr int64_t kElementBytes = 2;
 constexpr uint32_t kSpotCheckRows = 4;
 constexpr double kSpotCheckFactor = 4;  // of the unfused error; verify's is 2, over more rows
-constexpr double kErrorLimit = 0x1p-7;  // of O, divided by the largest |V|; of LSE
 
 void FillRandom(DType dtype, float magnitude, size_t bytes, std::mt19937_64* random,
                 std::vector<uint16_t>* out) {
@@ -37,13 +33,6 @@ kernels::Mask ToKernelMask(const Mask& mask) {
   if (mask.kind == Mask::Kind::kNone) return kernels::Mask::None();
   return kernels::Mask::SlidingWindow(mask.left.value_or(kernels::Mask::kUnbounded),
                                       mask.right.value_or(kernels::Mask::kUnbounded));
-}
-
-// Absolute difference; 0 for equal infinities; infinite for NaN or if only one side is finite.
-double Difference(double value, double reference) {
-  if (value == reference) return 0;
-  const double difference = std::abs(value - reference);
-  return std::isfinite(difference) ? difference : std::numeric_limits<double>::infinity();
 }
 
 // Calls `run(offset, elements)` for every contiguous run of rows [first, last) of K, or V, of span
@@ -77,26 +66,6 @@ void ShareRows(const AttendRequest& request, uint64_t rows, std::vector<uint16_t
   }
 }
 
-// The largest |V| of a span. For 8-bit K/V, whose scales are rounded up, it is an upper bound at
-// most 1/128 too large.
-double LargestValue(const kernels::Geometry& g, const kernels::KvView& kv) {
-  float largest = 0;
-  for (int32_t row = 0; row < kv.rows; ++row) {
-    for (int32_t head = 0; head < g.num_kv_heads; ++head) {
-      if (kernels::Is8Bit(g.kv_dtype)) {
-        const float scale = kernels::RowScale(kv, kv.value, head, row);
-        largest = std::max(largest, kernels::LargestCode(g.kv_dtype) * scale);
-        continue;
-      }
-      const std::byte* const at = kv.value + head * kv.head_stride + row * kv.row_stride;
-      for (int32_t d = 0; d < g.head_dim; ++d) {
-        largest = std::max(largest, std::abs(kernels::ToFloat(g.dtype, ElementAt(at, d))));
-      }
-    }
-  }
-  return largest;
-}
-
 // K, or V, of a span with dense rows, as 8-bit pages: heads of 64 rows and their scales.
 std::vector<std::byte> To8BitPages(const kernels::PageLayout& layout, const kernels::KvView& kv,
                                    const std::byte* rows) {
@@ -109,27 +78,6 @@ std::vector<std::byte> To8BitPages(const kernels::PageLayout& layout, const kern
     }
   }
   return out;
-}
-
-// The largest relative error of rounding to `dtype`.
-double UnitRoundoff(kernels::DType dtype) {
-  return dtype == kernels::DType::kFloat16 ? 0x1p-11 : 0x1p-8;
-}
-
-float OutputAt(const KernelBatch& batch, const kernels::Span& span, int32_t row, int32_t head,
-               int32_t d) {
-  const std::byte* const at = span.output + row * span.row_stride + head * span.head_stride;
-  return kernels::ToFloat(batch.geometry.dtype, ElementAt(at, d));
-}
-
-void CompareLse(const kernels::Span& span, int32_t row, int32_t head, double reference,
-                double unfused, Errors* errors) {
-  const float lse = span.lse[row * span.lse_row_stride + head * span.lse_head_stride];
-  errors->server_lse = std::max(errors->server_lse, Difference(lse, reference));
-  errors->unfused_lse = std::max(errors->unfused_lse, Difference(unfused, reference));
-  if (std::isfinite(reference)) {
-    errors->lse_floor = std::max(errors->lse_floor, 1e-5 * std::abs(reference));
-  }
 }
 
 }  // namespace
@@ -166,16 +114,12 @@ absl::Span<const std::byte> Bytes(const std::vector<uint16_t>& elements) {
   return {reinterpret_cast<const std::byte*>(elements.data()), elements.size() * sizeof(uint16_t)};
 }
 
-uint16_t ElementAt(const std::byte* row, int32_t d) {
-  uint16_t bits = 0;
-  std::memcpy(&bits, row + d * kElementBytes, sizeof(bits));
-  return bits;
-}
-
-VisibleRows VisibleTo(const kernels::Span& span, int64_t row) {
-  const int64_t position = row + span.kv.rows - span.query_rows;
-  return {std::max<int64_t>(0, position - span.mask.left),
-          std::min<int64_t>(span.kv.rows - 1, position + span.mask.right)};
+kernels::KvRange VisibleTo(const kernels::Span& span, int32_t row) {
+  const int64_t position = int64_t{row} + span.kv.rows - span.query_rows;
+  const int64_t first = std::max<int64_t>(0, position - span.mask.left);
+  const int64_t last = std::min<int64_t>(span.kv.rows - 1, position + span.mask.right);
+  if (last < first) return {};
+  return {static_cast<int32_t>(first), static_cast<int32_t>(last + 1)};
 }
 
 std::vector<uint16_t> KvRows(const AttendRequest& request, const std::vector<uint16_t>& tensor,
@@ -299,16 +243,8 @@ KernelBatch SpotCheckBatch(const KernelBatch& whole, uint32_t rows_per_span) {
     for (int64_t pick = 0; pick < picks; ++pick) {
       const int64_t row =
           picks == 1 ? span.query_rows - 1 : pick * (span.query_rows - 1) / (picks - 1);
-      const auto [first, last] = VisibleTo(span, row);
-      kernels::Span one = span;
-      one.query += row * span.row_stride;
-      one.output += row * span.row_stride;
-      if (one.lse != nullptr) one.lse += row * span.lse_row_stride;
-      one.query_rows = 1;
-      const bool sees_any = first <= last;
-      one.kv.rows = static_cast<int32_t>(sees_any ? last + 1 : 0);
-      one.mask = kernels::Mask::SlidingWindow(static_cast<int32_t>(sees_any ? last - first : 0), 0);
-      out.spans.push_back(one);
+      const auto at = static_cast<int32_t>(row);
+      out.spans.push_back(kernels::OneRow(span, at, VisibleTo(span, at)));
     }
   }
   return out;
@@ -318,56 +254,6 @@ bool SpotCheck(const KernelBatch& reply) {
   return Compare(SpotCheckBatch(reply, kSpotCheckRows)).Within(kSpotCheckFactor);
 }
 
-bool Errors::Within(double factor) const {
-  const double bound = std::min(factor * unfused + rounding, kErrorLimit * largest_value);
-  const double lse_bound = std::min(factor * unfused_lse, kErrorLimit);
-  return std::isfinite(server) && server <= bound + products &&
-         server_rms <= factor * (unfused_rms + products_rms) && std::isfinite(server_lse) &&
-         server_lse <= std::max(lse_bound, lse_floor) + products_lse;
-}
-
-Errors Compare(const KernelBatch& reply) {
-  const kernels::ReferenceResult reference = kernels::ReferenceAttention(reply.view());
-  const kernels::ReferenceResult unfused = kernels::UnfusedAttention(reply.view());
-  const kernels::Geometry& g = reply.geometry;
-  Errors errors;
-  errors.lse_floor = 1e-5;
-  double server_squares = 0, unfused_squares = 0, output_squares = 0, largest_output = 0;
-  double products_squares = 0;
-  size_t element = 0, lse = 0;  // both results are packed as NHD
-  for (const kernels::Span& span : reply.spans) {
-    errors.largest_value = std::max(errors.largest_value, LargestValue(g, span.kv));
-    for (int32_t row = 0; row < span.query_rows; ++row) {
-      for (int32_t head = 0; head < g.num_heads; ++head, ++lse) {
-        const ProductErrors products =
-            BoundProducts(g, span, row, head, &reference.output[element], reference.lse[lse]);
-        errors.products = std::max(errors.products, products.output);
-        errors.products_lse = std::max(errors.products_lse, products.lse);
-        products_squares += products.squares;
-        for (int32_t d = 0; d < g.head_dim; ++d, ++element) {
-          const double want = reference.output[element];
-          const double server = Difference(OutputAt(reply, span, row, head, d), want);
-          const double unfused_error = Difference(unfused.output[element], want);
-          errors.server = std::max(errors.server, server);
-          errors.unfused = std::max(errors.unfused, unfused_error);
-          server_squares += server * server;
-          unfused_squares += unfused_error * unfused_error;
-          output_squares += want * want;
-          largest_output = std::max(largest_output, std::abs(want));
-        }
-        if (span.lse != nullptr) {
-          CompareLse(span, row, head, reference.lse[lse], unfused.lse[lse], &errors);
-        }
-      }
-    }
-  }
-  const double elements = std::max<double>(1, static_cast<double>(element));
-  errors.server_rms = std::sqrt(server_squares / elements);
-  errors.unfused_rms = std::sqrt(unfused_squares / elements);
-  errors.output_rms = std::sqrt(output_squares / elements);
-  errors.products_rms = std::sqrt(products_squares / elements);
-  errors.rounding = largest_output * UnitRoundoff(g.dtype);
-  return errors;
-}
+Errors Compare(const KernelBatch& reply) { return kernels::Compare(reply.view(), VisibleTo); }
 
 }  // namespace flashcore::cli

@@ -9,8 +9,7 @@
 //                divided by the sum of the same weights. e_j is the rounding of P to the type that
 //                multiplies V, and the absolute error of s_j (an exponent).
 //   8-bit P      With c_j the scale of V row j, p_j c_j is off by half of 1/255 of the largest of
-//   its K/V
-//                tile, whose code is 255. That moves O_d by the error times v_jd / c_j.
+//                its K/V tile, whose code is 255. That moves O_d by the error times v_jd / c_j.
 //   scores       s_j is a sum of head_dim products in steps. With random signs the partial sums are
 //                about sqrt(sum_d q_d^2 k_jd^2), and each step rounds one.
 //   P V          A sum in steps, each of which rounds a partial sum: about |O_d| and
@@ -25,25 +24,21 @@
 // by more than the bound of an element. Where errors are many, as those of P of 8 bits, the average
 // is close to their variance, a third of the square of the largest: see CodeSquares.
 //
-// Over INT8 K/V, CUDA kernels round Q to codes (query_codes.h). That is no error here: the exact
-// result is that of the rounded Q, because an error of Q would hide others. It moves all scores of
-// a row, by several units where they are large. attention_8bit_test.cc has the error of it all.
-#ifndef FLASHCORE_TESTS_KERNELS_ERROR_BOUND_H_
-#define FLASHCORE_TESTS_KERNELS_ERROR_BOUND_H_
+// Over INT8 K/V, CUDA kernels round Q to codes (rows.h). That is no error here: the exact result is
+// that of the rounded Q, because an error of Q would hide others. It moves all scores of a row, by
+// several units where they are large. product_errors.h has the error of it all, for any kernel.
+#ifndef FLASHCORE_KERNELS_ORACLE_ERROR_BOUND_H_
+#define FLASHCORE_KERNELS_ORACLE_ERROR_BOUND_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
 #include "kernels/attention.h"
-#include "kernels/kernel.h"
+#include "kernels/oracle/reference.h"
 #include "kernels/plan.h"
 
 namespace flashcore::kernels {
-
-// Workers that the tests plan CUDA kernels for: enough for the shortest splits.
-inline constexpr int32_t kManyWorkers = 10000;
 
 // Where a kernel rounds. Units are the largest relative error of one rounding.
 struct Rounding {
@@ -58,46 +53,12 @@ struct Rounding {
   double sums = 0;          // of a step of Q K^T and of P V
   int32_t step = 1;         // products that a step adds
   bool cancels = true;      // O is divided by the sum of the rounded probabilities
-  PlanOptions plan = {};    // says which K/V rows are summed apart
-
-  // The rounding of `query_rows` query rows.
-  static Rounding Of(KernelSpec spec, const PlanOptions& options, const Geometry& geometry,
-                     int32_t query_rows);
-};
-
-// K and V of one KV head as float32, which holds every 16-bit and 8-bit element.
-class DecodedKv {
- public:
-  DecodedKv(const Geometry& geometry, const KvView& kv, int32_t kv_head, KvRange rows);
-
-  // [head_dim] of a row in `rows`.
-  const float* Key(int32_t row) const { return Row(key_, row); }
-  const float* Value(int32_t row) const { return Row(value_, row); }
-  float ValueScale(int32_t row) const { return value_scale_[row - begin_]; }  // 16-bit K/V: 1
-  int32_t head_dim() const { return head_dim_; }
-
- private:
-  const float* Row(const std::vector<float>& elements, int32_t row) const {
-    return elements.data() + size_t{1} * (row - begin_) * head_dim_;
-  }
-
-  const int32_t begin_;
-  const int32_t head_dim_;
-  std::vector<float> key_, value_, value_scale_;
-};
-// The elements of a row of Q. With `query_codes`, what they count as (query_codes.h).
-std::vector<double> DecodedQuery(const Geometry& geometry, const Span& span, int32_t row,
-                                 int32_t head, int32_t query_codes = 0);
-
-// The result of one span, packed as in ReferenceResult.
-struct SpanResult {
-  std::vector<double> output;  // [query_rows, num_heads, head_dim]
-  std::vector<double> lse;     // [query_rows, num_heads]
+  int32_t split_rows = kUnsplit;  // K/V rows that are summed apart from others
 };
 
 // Float64 attention of a span with its rounded Q, and the largest errors of a kernel.
 struct Expected {
-  SpanResult exact;
+  AttentionResult exact;
   std::vector<double> element_bound;  // as exact.output
   std::vector<double> row_bound;      // as exact.lse: of the root mean square over head_dim
   std::vector<double> lse_bound;      // as exact.lse
@@ -112,9 +73,10 @@ struct ErrorRatios {
 
   bool Ok() const { return element <= 1 && row <= 1 && lse <= 1; }
 };
-// Compares with `exact`, the result of another oracle, and not with want.exact.
-ErrorRatios CompareResults(const SpanResult& got, const SpanResult& exact, const Expected& want);
+// By the bounds of `want`; `exact` is what `got` stands for, and need not be want.exact.
+ErrorRatios CompareResults(const AttentionResult& got, const AttentionResult& exact,
+                           const Expected& want);
 
 }  // namespace flashcore::kernels
 
-#endif  // FLASHCORE_TESTS_KERNELS_ERROR_BOUND_H_
+#endif  // FLASHCORE_KERNELS_ORACLE_ERROR_BOUND_H_
