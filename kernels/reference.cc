@@ -29,8 +29,10 @@ std::vector<int32_t> VisibleRows(const Span& span, int32_t i) {
   const int64_t position = int64_t{i} + span.kv.rows - span.query_rows;
   std::vector<int32_t> visible;
   for (int32_t j = 0; j < span.kv.rows; ++j) {
-    const bool left = span.mask.left == Mask::kUnbounded || j >= position - span.mask.left;
-    const bool right = span.mask.right == Mask::kUnbounded || j <= position + span.mask.right;
+    const bool left =
+        span.terms.mask.left == Mask::kUnbounded || j >= position - span.terms.mask.left;
+    const bool right =
+        span.terms.mask.right == Mask::kUnbounded || j <= position + span.terms.mask.right;
     if (left && right) visible.push_back(j);
   }
   return visible;
@@ -70,7 +72,7 @@ double AttendRow(const Row& row, const Round& round, double* output) {
     for (int32_t d = 0; d < g.head_dim; ++d) {
       dot += LoadElement(g.dtype, row.query, d) * static_cast<Real>(row.Key(j, d));
     }
-    scores.push_back(round(dot * row.span.softmax_scale));
+    scores.push_back(round(row.span.terms.Score(dot)));
     max = std::max(max, scores.back());
   }
   if (std::isinf(max) && max < 0) max = 0;

@@ -39,6 +39,11 @@ kernels::Mask ToKernelMask(const Mask& mask) {
                                       mask.right.value_or(kernels::Mask::kUnbounded));
 }
 
+kernels::Terms ToKernelTerms(const AttendRequest& request) {
+  return {ToKernelMask(request.mask),
+          request.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(request.head_dim)))};
+}
+
 // Absolute difference; 0 for equal infinities; infinite for NaN or if only one side is finite.
 double Difference(double value, double reference) {
   if (value == reference) return 0;
@@ -174,8 +179,8 @@ uint16_t ElementAt(const std::byte* row, int32_t d) {
 
 VisibleRows VisibleTo(const kernels::Span& span, int64_t row) {
   const int64_t position = row + span.kv.rows - span.query_rows;
-  return {std::max<int64_t>(0, position - span.mask.left),
-          std::min<int64_t>(span.kv.rows - 1, position + span.mask.right)};
+  return {std::max<int64_t>(0, position - span.terms.mask.left),
+          std::min<int64_t>(span.kv.rows - 1, position + span.terms.mask.right)};
 }
 
 std::vector<uint16_t> KvRows(const AttendRequest& request, const std::vector<uint16_t>& tensor,
@@ -220,9 +225,7 @@ KernelBatch ToKernelBatch(const AttendRequest& request) {
   span.lse = request.lse.empty() ? nullptr : request.lse.data();
   span.kv.key = request.key.data();
   span.kv.value = request.value.data();
-  span.mask = ToKernelMask(request.mask);
-  span.softmax_scale =
-      request.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(request.head_dim)));
+  span.terms = ToKernelTerms(request);
   for (const SpanShape& shape : request.spans) {
     span.row_stride = nhd ? heads * head_bytes : head_bytes;
     span.head_stride = nhd ? head_bytes : shape.query_rows * head_bytes;
@@ -307,7 +310,8 @@ KernelBatch SpotCheckBatch(const KernelBatch& whole, uint32_t rows_per_span) {
       one.query_rows = 1;
       const bool sees_any = first <= last;
       one.kv.rows = static_cast<int32_t>(sees_any ? last + 1 : 0);
-      one.mask = kernels::Mask::SlidingWindow(static_cast<int32_t>(sees_any ? last - first : 0), 0);
+      one.terms.mask =
+          kernels::Mask::SlidingWindow(static_cast<int32_t>(sees_any ? last - first : 0), 0);
       out.spans.push_back(one);
     }
   }

@@ -43,7 +43,7 @@ ProductErrors BoundProducts(const kernels::Geometry& geometry, const kernels::Sp
   const std::vector<double> query = QueryRow(geometry, span, row, head);
   double largest = 0;
   for (const double element : query) largest = std::max(largest, std::abs(element));
-  const double a = std::abs(double{span.softmax_scale}) * largest / 127 / 2;
+  const double a = std::abs(double{span.terms.softmax_scale}) * largest / 127 / 2;
 
   // Over the visible rows: sums of p |v|, (p a |k|)^2 (v - O)^2, |c| and c^2, by element.
   std::vector<double> sizes(query.size()), squares(query.size());
@@ -61,7 +61,7 @@ ProductErrors BoundProducts(const kernels::Geometry& geometry, const kernels::Sp
       square += element * element;
     }
     errors.lse = std::max(errors.lse, a * absolute);
-    const double p = std::exp(dot * span.softmax_scale - lse);
+    const double p = std::exp(span.terms.Score(dot) - lse);
     const std::byte* const v = CodesOf(span.kv, span.kv.value, kv_head, j);
     const double t = kernels::RowScale(span.kv, span.kv.value, kv_head, j);
     largest_p = std::max(largest_p, p);

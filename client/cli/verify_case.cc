@@ -54,6 +54,11 @@ Mask RandomMask(std::mt19937_64* random) {
   }
 }
 
+void SetRandomTerms(std::mt19937_64* random, AttendRequest* shape) {
+  shape->mask = RandomMask(random);
+  if ((*random)() % 4 == 0) shape->softmax_scale = Pick<float>({0.0f, 0.05f, -0.1f, 0.5f}, random);
+}
+
 // Its windows end at, beside and between the boundaries of splits.
 Mask RandomLongMask(uint32_t kv_rows, std::mt19937_64* random) {
   const auto any = static_cast<int32_t>(Between(512, std::max<uint32_t>(kv_rows, 512), random));
@@ -107,8 +112,7 @@ uint32_t RandomSpans(uint32_t least, uint32_t most, const v1::Limits& limits,
 
 void MakeShort(const Abilities& server, std::mt19937_64* random, Case* out) {
   AttendRequest& shape = out->shape;
-  shape.mask = RandomMask(random);
-  if ((*random)() % 4 == 0) shape.softmax_scale = Pick<float>({0.0f, 0.05f, -0.1f, 0.5f}, random);
+  SetRandomTerms(random, &shape);
   out->magnitude = server.float16_sums ? 1 : Pick<float>({1, 1, 1, 4, 16}, random);
   do {
     RandomHeads(server, {1, 2, 3, 4}, random, &shape);

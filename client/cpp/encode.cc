@@ -24,6 +24,14 @@ void FillMask(const Mask& mask, v1::Mask* out) {
   if (mask.right.has_value()) out->set_window_right(*mask.right);
 }
 
+void SetTerms(const AttendRequest& request, v1::AttendRequest* out) {
+  const Mask& mask = request.mask;
+  if (mask.kind != Mask::Kind::kNone || mask.left || mask.right) {
+    FillMask(mask, out->mutable_mask());
+  }
+  if (request.softmax_scale.has_value()) out->set_softmax_scale(*request.softmax_scale);
+}
+
 // Adds the payload; without a copy if `borrowed` is given.
 void AddField(int number, absl::Span<const std::byte> payload, const std::string& before,
               BorrowedMemory* borrowed, std::vector<grpc::Slice>* slices) {
@@ -107,10 +115,7 @@ void SetSmallFields(const AttendRequest& request, v1::AttendRequest* out) {
   out->set_num_kv_heads(request.num_kv_heads);
   out->set_head_dim(request.head_dim);
   out->set_layout(ToProto(request.layout));
-  if (request.mask.kind != Mask::Kind::kNone || request.mask.left || request.mask.right) {
-    FillMask(request.mask, out->mutable_mask());
-  }
-  if (request.softmax_scale.has_value()) out->set_softmax_scale(*request.softmax_scale);
+  SetTerms(request, out);
   out->set_return_lse(!request.lse.empty());
   out->set_layer(request.layer);
   out->set_precision(ToProto(request.precision));

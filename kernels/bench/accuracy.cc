@@ -40,8 +40,8 @@ Span OneRow(const AttentionShape& shape, Span span, int32_t head, int32_t row) {
   span.kv.key += kv_head * span.kv.head_stride;
   span.kv.value += kv_head * span.kv.head_stride;
   span.kv.rows = visible.end;
-  span.mask = Mask::None();
-  if (visible.begin > 0) span.mask.left = visible.end - 1 - visible.begin;
+  span.terms.mask = Mask::None();
+  if (visible.begin > 0) span.terms.mask.left = visible.end - 1 - visible.begin;
   return span;
 }
 

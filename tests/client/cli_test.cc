@@ -332,7 +332,7 @@ void AnswerWithCodes(const KernelBatch& batch, const Fault& fault = {}) {
           double dot = 0;
           for (size_t d = 0; d < dims; ++d) dot += query[d] * std::to_integer<int8_t>(k[d]);
           const double score = dot * kernels::RowScale(span.kv, span.kv.key, kv_head, j);
-          weights[static_cast<size_t>(j)] = score * span.softmax_scale;
+          weights[static_cast<size_t>(j)] = span.terms.Score(score);
           max = std::max(max, weights[static_cast<size_t>(j)]);
         }
         for (int32_t j = 0; j < rows; ++j) {

@@ -9,6 +9,7 @@
 #include "client/cli/oracle.h"
 #include "kernels/half.h"
 #include "kernels/reference.h"
+#include "tests/client/set_terms.h"
 
 namespace flashcore {
 namespace {
@@ -33,14 +34,6 @@ std::string ToNhd(const std::string& bytes, v1::Layout layout, uint64_t rows, ui
   return out;
 }
 
-Mask ToMask(const v1::Mask& mask) {
-  if (mask.kind() == v1::Mask::KIND_CAUSAL) return Mask::Causal();
-  if (mask.kind() != v1::Mask::KIND_SLIDING_WINDOW) return Mask::None();
-  return Mask::SlidingWindow(
-      mask.has_window_left() ? std::optional<int32_t>(mask.window_left()) : std::nullopt,
-      mask.has_window_right() ? std::optional<int32_t>(mask.window_right()) : std::nullopt);
-}
-
 // The request without its K/V rows; the tensors are `query`, `output` and `lse`.
 AttendRequest ToClient(const v1::AttendRequest& request, std::string* output,
                        std::vector<float>* lse) {
@@ -51,8 +44,7 @@ AttendRequest ToClient(const v1::AttendRequest& request, std::string* output,
   out.num_kv_heads = request.num_kv_heads();
   out.head_dim = request.head_dim();
   out.layout = request.layout() == v1::LAYOUT_NHD ? Layout::kNHD : Layout::kHND;
-  out.mask = ToMask(request.mask());
-  if (request.has_softmax_scale()) out.softmax_scale = request.softmax_scale();
+  SetTerms(request, &out);
   const auto* query = reinterpret_cast<const std::byte*>(request.query().data());
   out.query = absl::MakeSpan(query, request.query().size());
   out.output = absl::MakeSpan(reinterpret_cast<std::byte*>(output->data()), output->size());

@@ -181,8 +181,8 @@ TEST_P(VerifyTest, NoticesAWrongEdgeOfTheMask) {
   // Every long case has a window, a little too narrow.
   EXPECT_EQ(Verify([](Attention* a) {
               if (Rows(*a) < kLongRows) return false;
-              const int32_t left = std::min(a->span.mask.left, Rows(*a) - a->span.query_rows);
-              a->span.mask.left = left - Few(*a);
+              const int32_t left = std::min(a->span.terms.mask.left, Rows(*a) - a->span.query_rows);
+              a->span.terms.mask.left = left - Few(*a);
               return true;
             }),
             (std::set<int>{kLongInline, kForked, kLongForked, kLongResident}));

@@ -226,7 +226,7 @@ TEST(Kv8BitError, IsThatOfTheStoredRowsAndShowsAWrongScale) {
     SCOPED_TRACE(std::string(Name(c.kv_dtype)) + ", " + Name(c.precision));
     const Geometry geometry{DType::kFloat16, kHeads, kKvHeads, c.head_dim, c.kv_dtype, c.precision};
     Problem problem(geometry, {UnevenSpan(8, 400)}, &random);
-    const double scale = problem.span(0).span().softmax_scale;
+    const double scale = problem.span(0).span().terms.softmax_scale;
     Deviations right(c.precision), wrong_query(c.precision), wrong_key(c.precision),
         wrong_value(c.precision), few_bits(c.precision), nothing(c.precision);
     ForEachRow(problem.span(0), [&](int32_t, int32_t, const auto& query, const KvRows& rows) {
@@ -279,7 +279,7 @@ TEST_P(Attention8BitTest, TheErrorIsThatOfTheStoredRows) {
             got.push_back(
                 ToFloat(geometry.dtype, output[(row * kHeads + head) * geometry.head_dim + d]));
           }
-          deviations.Add(query, problem.span(0).span().softmax_scale, rows,
+          deviations.Add(query, problem.span(0).span().terms.softmax_scale, rows,
                          KernelRounding(geometry, problem.span(0).span()).output, got);
         });
     EXPECT_TRUE(deviations.ArePlausible()) << deviations.ToString();

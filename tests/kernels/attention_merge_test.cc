@@ -54,8 +54,8 @@ class Part {
     KvView& kv = span_.kv;
     const int32_t after = whole.kv.rows - kv_rows.end;
     // A part before the window of every row: the client leaves it out.
-    if (whole.mask.left != Mask::kUnbounded && after > whole.mask.left) {
-      EXPECT_LE(kv_rows.end, VisibleKv(whole.mask, whole.query_rows, kv.rows, 0, 1).begin);
+    if (whole.terms.mask.left != Mask::kUnbounded && after > whole.terms.mask.left) {
+      EXPECT_LE(kv_rows.end, VisibleKv(whole.terms.mask, whole.query_rows, kv.rows, 0, 1).begin);
       kv_rows.begin = kv_rows.end;
     }
     kv.rows = kv_rows.end - kv_rows.begin;
@@ -68,8 +68,8 @@ class Part {
       kv.value += kv_rows.begin * kv.row_stride;
     }
     // The last query row is aligned with the last K/V row of the whole span.
-    if (span_.mask.left != Mask::kUnbounded) span_.mask.left -= after;
-    if (span_.mask.right != Mask::kUnbounded) span_.mask.right += after;
+    if (span_.terms.mask.left != Mask::kUnbounded) span_.terms.mask.left -= after;
+    if (span_.terms.mask.right != Mask::kUnbounded) span_.terms.mask.right += after;
   }
   Part(const Part&) = delete;
   Part& operator=(const Part&) = delete;

@@ -38,8 +38,9 @@ class RowModel {
       : rounding_(rounding), kv_(kv), summed_rows_(summed_rows) {}
 
   // Appends the row to `*expected`.
-  void Add(const std::vector<double>& query, double scale, KvRange visible, Expected* expected) {
-    SetScores(query, scale, visible);
+  void Add(const std::vector<double>& query, const Terms& terms, KvRange visible,
+           Expected* expected) {
+    SetScores(query, terms, visible);
     if (tokens_.empty()) {
       AddNothing(expected);
       return;
@@ -52,7 +53,7 @@ class RowModel {
   }
 
  private:
-  void SetScores(const std::vector<double>& query, double scale, KvRange visible) {
+  void SetScores(const std::vector<double>& query, const Terms& terms, KvRange visible) {
     tokens_.resize(visible.end - visible.begin);
     const double steps = 1.0 * kv_.head_dim() / rounding_.step;
     max_ = kNothing;
@@ -65,9 +66,9 @@ class RowModel {
         squares += product * product;
       }
       Token& token = tokens_[j - visible.begin];
-      token.score = dot * scale;
+      token.score = terms.Score(dot);
       token.score_error =
-          std::abs(scale) * rounding_.sums * std::sqrt(steps * (squares + dot * dot));
+          std::abs(terms.softmax_scale) * rounding_.sums * std::sqrt(steps * (squares + dot * dot));
       max_ = std::max(max_, token.score);
     }
   }
@@ -305,7 +306,7 @@ Rounding Rounding::Of(KernelSpec spec, const PlanOptions& options, const Geometr
 Expected ExpectedOf(const Geometry& geometry, const Span& span, const Rounding& rounding) {
   const Geometry& g = geometry;
   const int32_t rows = span.query_rows;
-  const KvRange all = VisibleKv(span.mask, rows, span.kv.rows, 0, rows);
+  const KvRange all = VisibleKv(span.terms.mask, rows, span.kv.rows, 0, rows);
   const int32_t visible_rows = std::max(1, all.end - all.begin);
   const int32_t summed = std::min(visible_rows, SplitRows(g, span, rounding.plan, kManyWorkers));
   Expected expected;
@@ -314,10 +315,9 @@ Expected ExpectedOf(const Geometry& geometry, const Span& span, const Rounding& 
     RowModel model(rounding, kv, summed);
     Expected part;
     for (int32_t i = 0; i < rows; ++i) {
-      const KvRange visible = VisibleKv(span.mask, rows, span.kv.rows, i, i + 1);
+      const KvRange visible = VisibleKv(span.terms.mask, rows, span.kv.rows, i, i + 1);
       for (int32_t h = kv_head * g.group(); h < (kv_head + 1) * g.group(); ++h) {
-        model.Add(DecodedQuery(g, span, i, h, rounding.query_codes), span.softmax_scale, visible,
-                  &part);
+        model.Add(DecodedQuery(g, span, i, h, rounding.query_codes), span.terms, visible, &part);
       }
     }
     Place(part.exact.output, g, rows, kv_head, g.head_dim, &expected.exact.output);

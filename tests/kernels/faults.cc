@@ -89,14 +89,14 @@ std::optional<SpanResult> FaultySpan::With(Fault fault, std::mt19937_64* random)
 }
 
 KvRange FaultySpan::Visible(int32_t row) const {
-  return VisibleKv(span_.mask, span_.query_rows, span_.kv.rows, row, row + 1);
+  return VisibleKv(span_.terms.mask, span_.query_rows, span_.kv.rows, row, row + 1);
 }
 
 double FaultySpan::Score(const std::vector<double>& query, int32_t head, int32_t kv_row) const {
   const float* key = Kv(head).Key(kv_row);
   double dot = 0;
   for (int32_t d = 0; d < g_.head_dim; ++d) dot += query[d] * key[d];
-  return dot * span_.softmax_scale;
+  return span_.terms.Score(dot);
 }
 
 std::vector<double> FaultySpan::Weights(int32_t row, int32_t head) const {
@@ -158,9 +158,9 @@ std::optional<SpanResult> FaultySpan::WithWrongEdge(std::mt19937_64* random) con
   std::vector<Span> spans;
   for (int32_t by : {-1, 1}) {
     for (int32_t Mask::*edge : {&Mask::left, &Mask::right}) {
-      if (span_.mask.*edge == Mask::kUnbounded) continue;
+      if (span_.terms.mask.*edge == Mask::kUnbounded) continue;
       spans.push_back(span_);
-      spans.back().mask.*edge += by;
+      spans.back().terms.mask.*edge += by;
     }
   }
   std::shuffle(spans.begin(), spans.end(), *random);

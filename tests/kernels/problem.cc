@@ -44,8 +44,7 @@ void MakeCodesCertain(const Geometry& geometry, const SpanShape& shape, std::mt1
 ProblemSpan::ProblemSpan(const Geometry& geometry, const SpanShape& shape, std::mt19937_64* random)
     : geometry_(geometry) {
   span_.query_rows = shape.query_rows;
-  span_.mask = shape.mask;
-  span_.softmax_scale = 1.0f / std::sqrt(static_cast<float>(geometry.head_dim));
+  span_.terms = {shape.mask, 1.0f / std::sqrt(static_cast<float>(geometry.head_dim))};
   MakeQuery(shape, random);
   LayOutKv(shape, random);
   FillKv(shape, random);

@@ -32,7 +32,7 @@ struct Small {
     span.kv.rows = static_cast<int32_t>(key.size() / 2);
     span.kv.row_stride = span.kv.head_stride = 4;
     span.kv.page_stride = kPageTokens * 4;
-    span.softmax_scale = 1;
+    span.terms.softmax_scale = 1;
   }
   AttentionBatch batch() const { return {{DType::kFloat16, 1, 1, 2}, &span, 1}; }
 
@@ -49,7 +49,7 @@ TEST(Reference, OneKeyGivesItsValue) {
 
 TEST(Reference, TwoKeysByHand) {
   Small small({1, 0}, {2, 5, 4, 5}, {10, 0, 0, 20});
-  small.span.softmax_scale = 0.5;  // scores 1 and 2
+  small.span.terms.softmax_scale = 0.5;  // scores 1 and 2
   const ReferenceResult result = ReferenceAttention(small.batch());
   const double p = 1 / (1 + std::exp(1.0));
   EXPECT_NEAR(result.output[0], 10 * p, 1e-14);
@@ -59,7 +59,7 @@ TEST(Reference, TwoKeysByHand) {
 
 TEST(Reference, CausalMaskIsAlignedBottomRight) {
   Small small({0, 0, 0, 0, 0, 0}, {1, 1, 1, 1}, {2, 4, 6, 8});
-  small.span.mask = Mask::Causal();  // 3 query rows, 2 K/V rows: 0, 1 and 2 are visible
+  small.span.terms.mask = Mask::Causal();  // 3 query rows, 2 K/V rows: 0, 1 and 2 are visible
   const ReferenceResult result = ReferenceAttention(small.batch());
   EXPECT_EQ(result.output, (std::vector<double>{0, 0, 2, 4, 4, 6}));
   EXPECT_EQ(result.lse[0], kNothing);
@@ -69,7 +69,7 @@ TEST(Reference, CausalMaskIsAlignedBottomRight) {
 
 TEST(Reference, WindowOfNoWidthIsTheDiagonal) {
   Small small({0, 0, 0, 0}, {1, 1, 1, 1}, {2, 4, 6, 8});
-  small.span.mask = Mask::SlidingWindow(0, 0);
+  small.span.terms.mask = Mask::SlidingWindow(0, 0);
   EXPECT_EQ(ReferenceAttention(small.batch()).output, (std::vector<double>{2, 4, 6, 8}));
 }
 

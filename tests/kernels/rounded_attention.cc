@@ -16,12 +16,12 @@ constexpr float kNothing = -std::numeric_limits<float>::infinity();
 class RowState {
  public:
   RowState(const KernelSpec& spec, const Rounding& rounding, const DecodedKv& kv,
-           const std::vector<double>& query, float scale)
+           const std::vector<double>& query, const Terms& terms)
       : spec_(spec),
         rounding_(rounding),
         kv_(kv),
         query_(query),
-        scale_(scale),
+        terms_(terms),
         output_(kv.head_dim(), 0) {}
 
   void AddTile(KvRange rows) {
@@ -66,14 +66,14 @@ class RowState {
     if (rounding_.query_codes > 0) {  // integers are summed exactly
       double exact = 0;
       for (int32_t d = 0; d < kv_.head_dim(); ++d) exact += query_[d] * key[d];
-      return static_cast<float>(exact) * scale_;
+      return terms_.Score(static_cast<float>(exact));
     }
     for (int32_t d = 0; d < kv_.head_dim(); d += 8) {
       double step = sum;
       for (int32_t n = d; n < d + 8; ++n) step += query_[n] * key[n];
       sum = ToSum(step);
     }
-    return sum * scale_;
+    return terms_.Score(sum);
   }
 
   void AddValues(KvRange rows, const float* scores) {
@@ -125,7 +125,7 @@ class RowState {
   const Rounding& rounding_;
   const DecodedKv& kv_;
   const std::vector<double>& query_;
-  const float scale_;
+  const Terms terms_;
   std::vector<float> output_;
   float max_ = kNothing;
   float sum_ = 0;
@@ -166,14 +166,14 @@ SpanResult RoundedAttention(const KernelSpec& spec, const PlanOptions& options,
   }
   SpanResult result;
   for (int32_t i = 0; i < span.query_rows; ++i) {
-    const KvRange visible = VisibleKv(span.mask, span.query_rows, span.kv.rows, i, i + 1);
+    const KvRange visible = VisibleKv(span.terms.mask, span.query_rows, span.kv.rows, i, i + 1);
     for (int32_t h = 0; h < geometry.num_heads; ++h) {
       const DecodedKv& head = kv[h / geometry.group()];
       const std::vector<double> query = DecodedQuery(geometry, span, i, h, rounding.query_codes);
       std::vector<RowState> splits;
       for (int32_t begin = visible.begin; begin < visible.end; begin += split_rows) {
         const int32_t end = std::min(visible.end, begin + split_rows);
-        splits.emplace_back(spec, rounding, head, query, span.softmax_scale);
+        splits.emplace_back(spec, rounding, head, query, span.terms);
         int32_t j = begin;
         while (j < end) {
           const int32_t next = std::min(end, (j / kPageTokens + 1) * kPageTokens);
