@@ -164,8 +164,9 @@ absl::Status ValidateAttend(const AttendRequest& request, const RequestLimits& l
       ValidateTensor(kKey, "key", kv_rows, request.num_kv_heads, request, request.key_bytes));
   status.Update(
       ValidateTensor(kValue, "value", kv_rows, request.num_kv_heads, request, request.value_bytes));
-  if (!status.ok()) return status;
-  return ValidateRanges(request);
+  if (status.ok()) status = ValidateRanges(request);
+  if (status.ok() && all_inline) status = ValidateWork(request, {}, limits.max_flop);
+  return status;
 }
 
 // In floating point, which cannot overflow here and is exact enough.

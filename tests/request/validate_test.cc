@@ -206,9 +206,11 @@ TEST_F(ValidateRangesTest, OfLseNeedsReturnLse) {
 TEST(ValidateAttendTest, BoundsTheWorkOfAllSpansTogether) {
   // 4 * 1000 * 1000 * 2 * 64 = 5.12e8 for one span of these.
   AttendRequest request = testing::MakeRequest(1000, 1000);
-  EXPECT_EQ(ValidateWork(request, {}, kLimits.max_flop), absl::OkStatus());
+  EXPECT_EQ(ValidateAttend(request, kLimits), absl::OkStatus());
   request.spans.push_back(request.spans[0]);
-  const absl::Status status = ValidateWork(request, {}, kLimits.max_flop);
+  for (size_t* bytes : {&request.query_bytes, &request.key_bytes, &request.value_bytes})
+    *bytes *= 2;
+  const absl::Status status = ValidateAttend(request, kLimits);
   EXPECT_EQ(status.code(), kInvalid);
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("need 1.024e+09 floating-point operations; at most 1e+09"));
