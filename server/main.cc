@@ -29,7 +29,7 @@
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
 #include "google/protobuf/stubs/logging.h"
-#include "proto/wire/grpc_compat.h"
+#include "proto/grpc/grpc_compat.h"
 #include "server/base/clock.h"
 #include "server/base/cores.h"
 #include "server/base/mutex.h"

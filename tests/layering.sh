@@ -25,7 +25,7 @@ forbid() {
 
 forbid kernels 'grpc|google/|absl/|prometheus/|flashcore/|proto/|server/|client/|tests/' \
   'may include only CUDA, Highway and itself'
-forbid server/telemetry 'grpc|google/|flashcore/|proto/wire/(fields|frames|grpc|message|ring)|kernels/|server/(sharing|memory|request|access|kv|device|engine|transport)|server/[a-z_]+\.h|client/|tests/' \
+forbid server/telemetry 'grpc|google/|flashcore/|proto/(grpc/|wire/(fields|frames|message|ring))|kernels/|server/(sharing|memory|request|access|kv|device|engine|transport)|server/[a-z_]+\.h|client/|tests/' \
   'may not know gRPC or what it measures'
 
 # forbid_hidden FOLDER BELOW...: a class that FOLDER declares, it or a folder of BELOW defines.
@@ -50,8 +50,8 @@ for layer in "${below[@]:1}"; do
   above+="|$layer"
 done
 forbid server/transport/rpc 'server/transport/(server\.h|grpc/|local/)' 'is what all transports share'
-for neutral in rpc local; do
-  forbid "server/transport/$neutral" 'grpc(pp)?/|proto/wire/grpc_|.*\.grpc\.pb\.h' 'knows no gRPC'
+for neutral in server/transport/{rpc,local} proto/wire; do
+  forbid "$neutral" 'grpc(pp)?/|proto/grpc/|.*\.grpc\.pb\.h' 'knows no gRPC'
 done
 forbid server/transport/grpc/guard 'server/transport/grpc/[a-z_]+\.h' 'stands between the network and gRPC'
 for transport in grpc:local local:grpc; do
@@ -67,7 +67,7 @@ forbid client/include 'prometheus/|kernels/|server/|client/|proto/|tests/|flashc
   'is public: it may include only what is installed with it, and gRPC and Abseil'
 forbid client/cpp 'prometheus/|kernels/|server/|client/cli|tests/' 'knows only the contract'
 for folder in client/c client/local; do
-  forbid $folder 'grpc|google/|absl/|flashcore/v1/|prometheus/|kernels/|server/|client/cpp/|flashcore/[a-z_]{2,}\.h|client/cli|tests/' \
+  forbid $folder 'grpc|google/|absl/|proto/grpc/|flashcore/v1/|prometheus/|kernels/|server/|client/cpp/|flashcore/[a-z_]{2,}\.h|client/cli|tests/' \
     'knows only the local socket, and needs nothing but the C++ runtime'
 done
 forbid client/local 'client/c/|flashcore/' 'is below the libraries'

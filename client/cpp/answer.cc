@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/status.h"
 #include "flashcore/v1/debug.pb.h"
+#include "proto/grpc/message_view.h"
 
 namespace flashcore::client {
 namespace {
@@ -47,8 +48,8 @@ absl::StatusOr<Answer> ParseAnswer(const grpc::ByteBuffer& message, size_t max_s
   large[1].number = v1::AttendResponse::kLseFieldNumber;
   std::string small_bytes;
   const size_t max_small_bytes = kMaxSmallBytes + max_spans * kMaxLengthBytes;
-  absl::Status status =
-      wire::SplitMessage(message, max_small_bytes, absl::MakeSpan(large), &small_bytes);
+  absl::Status status = wire::SplitMessage(wire::ViewOf(message), max_small_bytes,
+                                           absl::MakeSpan(large), &small_bytes);
   v1::AttendResponse small;
   if (!status.ok() || !small.ParseFromString(small_bytes)) {
     return absl::InternalError(
@@ -75,8 +76,9 @@ absl::Status CopyAnswer(const grpc::ByteBuffer& message, const Answer& answer,
   absl::Status status =
       CheckSequenceLengths(answer.result.sequence_lengths, destination.sequence_lengths);
   if (!status.ok()) return status;
-  wire::CopyField(message, answer.output, destination.output.data());
-  wire::CopyField(message, answer.lse, destination.lse.data());
+  const wire::MessageView view = wire::ViewOf(message);
+  wire::CopyField(view, answer.output, destination.output.data());
+  wire::CopyField(view, answer.lse, destination.lse.data());
   return absl::OkStatus();
 }
 
@@ -93,8 +95,8 @@ absl::StatusOr<Answer> ParseEcho(const grpc::ByteBuffer& message) {
   Answer answer;
   answer.output.number = v1::EchoResponse::kPayloadFieldNumber;
   std::string small_bytes;
-  absl::Status status =
-      wire::SplitMessage(message, kMaxSmallBytes, absl::MakeSpan(&answer.output, 1), &small_bytes);
+  absl::Status status = wire::SplitMessage(wire::ViewOf(message), kMaxSmallBytes,
+                                           absl::MakeSpan(&answer.output, 1), &small_bytes);
   v1::EchoResponse small;
   if (!status.ok() || !small.ParseFromString(small_bytes)) {
     return absl::InternalError(

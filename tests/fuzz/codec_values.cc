@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "google/protobuf/descriptor.h"
+#include "proto/grpc/message_view.h"
 #include "server/kv/operation.h"
 #include "server/memory/regions.h"
 #include "server/transport/rpc/message.h"
@@ -142,7 +143,7 @@ std::string WithRegion(std::string bytes) {
 
 std::string Payload(const grpc::ByteBuffer& message, const wire::LargeField& field) {
   std::string payload(field.size, '\0');
-  wire::CopyField(message, field, payload.data());
+  wire::CopyField(wire::ViewOf(message), field, payload.data());
   return payload;
 }
 
@@ -157,8 +158,8 @@ void CheckServerRequest(const grpc::ByteBuffer& message, bool known,
   server::AttendOperation operation;
   server::TensorFields tensors;
   bool well_formed = false;
-  const absl::Status status =
-      server::ParseAttend(message, &Shared().regions, &operation, &tensors, &well_formed);
+  const absl::Status status = server::ParseAttend(wire::ViewOf(message), &Shared().regions,
+                                                  &operation, &tensors, &well_formed);
   Require(well_formed, "the server refuses a well-formed request");
   const server::AttendRequest& got = operation.request;
   Require(got.request_id == parsed.request_id(), "request_id");

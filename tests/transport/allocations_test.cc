@@ -6,7 +6,7 @@
 #include "flashcore/v1/debug.pb.h"
 #include "grpcpp/create_channel.h"
 #include "gtest/gtest.h"
-#include "proto/wire/grpc_compat.h"
+#include "proto/grpc/grpc_compat.h"
 #include "tests/transport/byte_path_fixture.h"
 #include "tests/transport/counted_memory.h"
 

@@ -16,7 +16,7 @@
 #include "google/protobuf/unknown_field_set.h"
 #include "grpcpp/create_channel.h"
 #include "gtest/gtest.h"
-#include "proto/wire/grpc_compat.h"
+#include "proto/grpc/grpc_compat.h"
 #include "tests/transport/gated_server.h"
 
 namespace flashcore::server {

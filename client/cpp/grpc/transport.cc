@@ -15,8 +15,8 @@
 #include "client/cpp/grpc_status.h"
 #include "client/cpp/status.h"
 #include "flashcore/v1/attention.grpc.pb.h"  // how gRPC serializes messages
-#include "proto/wire/grpc_compat.h"
-#include "proto/wire/message.h"
+#include "proto/grpc/grpc_compat.h"
+#include "proto/grpc/message_view.h"
 
 namespace flashcore::client {
 namespace {
@@ -153,7 +153,7 @@ absl::StatusOr<HealthStatus> GrpcTransport::CheckHealth(absl::string_view servic
   if (!status.ok()) return status;
   // One varint field of one byte; an empty message is its default, UNKNOWN.
   std::string fields;
-  status = wire::SplitMessage(response, /*max_small_bytes=*/1024, {}, &fields);
+  status = wire::SplitMessage(wire::ViewOf(response), /*max_small_bytes=*/1024, {}, &fields);
   if (!status.ok()) return absl::InternalError(absl::StrCat("reply: ", status.message()));
   HealthStatus health = HealthStatus::kUnknown;
   if (fields.size() >= 2 && fields[0] == 0x08) {

@@ -26,7 +26,7 @@ grpc::ServerUnaryReactor* DebugService::Echo(grpc::CallbackServerContext* contex
   if (client.ok()) {
     // gRPC owns the message until the RPC ends, but allows it to be cleared earlier, as Attend
     // does.
-    absl::StatusOr<grpc::ByteBuffer> reply = replier_.Reply(const_cast<grpc::ByteBuffer*>(request));
+    absl::StatusOr<grpc::ByteBuffer> reply = replier_.Reply(request);
     status = reply.status();
     if (reply.ok()) *response = *std::move(reply);
   }

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "flashcore/v1/debug.pb.h"
-#include "proto/wire/message.h"
+#include "proto/grpc/message_view.h"
 #include "server/transport/rpc/unknown_fields.h"
 
 namespace flashcore::server {
@@ -33,15 +33,16 @@ std::byte* WarmBuffer(size_t bytes) {
 EchoReplier::EchoReplier(size_t max_reply_bytes, const RpcContext* context)
     : context_(context), reply_(ZeroSlice(max_reply_bytes)) {}
 
-absl::StatusOr<grpc::ByteBuffer> EchoReplier::Reply(grpc::ByteBuffer* request) const {
+absl::StatusOr<grpc::ByteBuffer> EchoReplier::Reply(const grpc::ByteBuffer* request) const {
   if (absl::Status status = CheckMessageBytes(*context_, request->Length()); !status.ok()) {
     ReleaseMessage(request);
     return status;
   }
   wire::LargeField payload{v1::EchoRequest::kPayloadFieldNumber};
+  const wire::MessageView message = wire::ViewOf(*request);
   std::string small;
   absl::Status status =
-      wire::SplitMessage(*request, kMaxSmallFieldBytes, absl::MakeSpan(&payload, 1), &small);
+      wire::SplitMessage(message, kMaxSmallFieldBytes, absl::MakeSpan(&payload, 1), &small);
   if (!status.ok()) return status;
   v1::EchoRequest parsed;
   if (!parsed.ParseFromString(small)) return absl::InvalidArgumentError("message: malformed");
@@ -51,7 +52,7 @@ absl::StatusOr<grpc::ByteBuffer> EchoReplier::Reply(grpc::ByteBuffer* request) c
     return absl::InvalidArgumentError(absl::StrCat("reply_bytes: ", parsed.reply_bytes(),
                                                    " is more than the limit of ", reply_.size()));
   }
-  wire::CopyField(*request, payload, WarmBuffer(payload.size));
+  wire::CopyField(message, payload, WarmBuffer(payload.size));
   ReleaseMessage(request);
   v1::EchoResponse header;
   header.set_request_id(parsed.request_id());

@@ -26,7 +26,7 @@ class EchoReplier {
   EchoReplier(size_t max_reply_bytes, const RpcContext* context);
 
   // The v1::EchoResponse to `*request`, a v1::EchoRequest, which is released.
-  absl::StatusOr<grpc::ByteBuffer> Reply(grpc::ByteBuffer* request) const;
+  absl::StatusOr<grpc::ByteBuffer> Reply(const grpc::ByteBuffer* request) const;
 
  private:
   const RpcContext* const context_;

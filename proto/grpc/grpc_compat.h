@@ -21,8 +21,8 @@
 //                                        calls is "fd:N", and gRPC closes that descriptor only when
 //                                        the last call of the connection is gone.
 //   gpr_set_log_function                 public, but gone in gRPC 1.66.
-#ifndef FLASHCORE_PROTO_WIRE_GRPC_COMPAT_H_
-#define FLASHCORE_PROTO_WIRE_GRPC_COMPAT_H_
+#ifndef FLASHCORE_PROTO_GRPC_GRPC_COMPAT_H_
+#define FLASHCORE_PROTO_GRPC_GRPC_COMPAT_H_
 
 #include <grpc/grpc.h>
 #include <grpc/grpc_security.h>
@@ -45,10 +45,10 @@
 #include "grpcpp/version_info.h"
 
 #if GRPC_CPP_VERSION_MAJOR != 1 || GRPC_CPP_VERSION_MINOR < 51 || GRPC_CPP_VERSION_MINOR > 62
-#error "proto/wire/grpc_compat.h: want gRPC 1.51 to 1.62; only 1.51 is tested"
+#error "proto/grpc/grpc_compat.h: want gRPC 1.51 to 1.62; only 1.51 is tested"
 #endif
 #if GOOGLE_PROTOBUF_VERSION < 3021000 || GOOGLE_PROTOBUF_VERSION >= 4022000
-#error "proto/wire/grpc_compat.h: want protobuf 3.21 or 4.21; only 3.21 is tested"
+#error "proto/grpc/grpc_compat.h: want protobuf 3.21 or 4.21; only 3.21 is tested"
 #endif
 
 namespace flashcore::grpc_compat {
@@ -119,4 +119,4 @@ inline void SetLogSink(void (*sink)(gpr_log_func_args* message)) { gpr_set_log_f
 
 }  // namespace flashcore::grpc_compat
 
-#endif  // FLASHCORE_PROTO_WIRE_GRPC_COMPAT_H_
+#endif  // FLASHCORE_PROTO_GRPC_GRPC_COMPAT_H_
