@@ -1,7 +1,7 @@
 // A client's state on one connection of the local socket: memory, rings for blocking calls, and one
 // for callbacks. Internal to the client.
-#ifndef FLASHCORE_CLIENT_CPP_LOCAL_LOCAL_CONNECTION_H_
-#define FLASHCORE_CLIENT_CPP_LOCAL_LOCAL_CONNECTION_H_
+#ifndef FLASHCORE_CLIENT_CPP_LOCAL_LOCAL_SESSION_H_
+#define FLASHCORE_CLIENT_CPP_LOCAL_LOCAL_SESSION_H_
 
 #include <atomic>
 #include <memory>
@@ -23,14 +23,14 @@
 namespace flashcore::client::local {
 
 // Thread-safe. Ends with its connection; requests in flight are then UNAVAILABLE.
-class LocalConnection {
+class LocalSession {
  public:
   // `spin`: see ClientOptions::local_spin. `regions` outlives it.
-  LocalConnection(std::shared_ptr<Connection> connection, const RegionTable* regions,
-                  absl::Duration spin);
-  ~LocalConnection();
-  LocalConnection(const LocalConnection&) = delete;
-  LocalConnection& operator=(const LocalConnection&) = delete;
+  LocalSession(std::shared_ptr<Connection> connection, const RegionTable* regions,
+               absl::Duration spin);
+  ~LocalSession();
+  LocalSession(const LocalSession&) = delete;
+  LocalSession& operator=(const LocalSession&) = delete;
 
   Connection& connection() const { return *connection_; }
   bool alive() const { return !connection_->ended(); }
@@ -90,4 +90,4 @@ class LocalConnection {
 
 }  // namespace flashcore::client::local
 
-#endif  // FLASHCORE_CLIENT_CPP_LOCAL_LOCAL_CONNECTION_H_
+#endif  // FLASHCORE_CLIENT_CPP_LOCAL_LOCAL_SESSION_H_

@@ -1,4 +1,4 @@
-#include "client/cpp/local/local_connection.h"
+#include "client/cpp/local/local_session.h"
 
 #include <algorithm>
 #include <string>
@@ -16,7 +16,7 @@ constexpr uint32_t kCallRingSlotBytes = 16 * 1024;
 
 }  // namespace
 
-struct LocalConnection::CallRing {
+struct LocalSession::CallRing {
   CallRing(std::shared_ptr<Connection> shared, BlockPool::Block block,
            std::unique_ptr<OpenRing> opened)
       : connection(std::move(shared)),
@@ -34,23 +34,23 @@ struct LocalConnection::CallRing {
   std::chrono::nanoseconds last_wait{};
 };
 
-LocalConnection::LocalConnection(std::shared_ptr<Connection> connection, const RegionTable* regions,
-                                 absl::Duration spin)
+LocalSession::LocalSession(std::shared_ptr<Connection> connection, const RegionTable* regions,
+                           absl::Duration spin)
     : connection_(std::move(connection)),
       regions_(regions),
       spin_(absl::ToChronoNanoseconds(spin)),
       pool_(std::make_shared<BlockPool>(connection_)),
       max_call_rings_(kMaxCallRings) {}
 
-LocalConnection::~LocalConnection() {
+LocalSession::~LocalSession() {
   // Lets calls end that nobody waits for any more, before the thread of callbacks is joined.
   connection_->End({kCancelled, "the client has closed the connection", ""});
   absl::MutexLock lock(&async_mutex_);
   if (async_ != nullptr) async_->Stop();
 }
 
-absl::Status LocalConnection::Call(const google::protobuf::Message& request, SteadyTime deadline,
-                                   google::protobuf::Message* response) {
+absl::Status LocalSession::Call(const google::protobuf::Message& request, SteadyTime deadline,
+                                google::protobuf::Message* response) {
   std::string_view method = request.GetDescriptor()->name();
   method.remove_suffix(std::string_view("Request").size());
   std::string reply;
@@ -60,15 +60,15 @@ absl::Status LocalConnection::Call(const google::protobuf::Message& request, Ste
   return absl::InternalError(absl::StrCat("reply: not a ", response->GetDescriptor()->name()));
 }
 
-absl::Status LocalConnection::Attend(const AttendRequest& request, SteadyTime deadline,
-                                     AttendResult* result) {
+absl::Status LocalSession::Attend(const AttendRequest& request, SteadyTime deadline,
+                                  AttendResult* result) {
   const absl::StatusOr<CallRing*> call_ring = TakeCallRing(deadline);
   if (!call_ring.ok()) return call_ring.status();
   return *call_ring != nullptr ? AttendOn(*call_ring, request, deadline, result)
                                : AttendOnAsync(request, deadline, result);
 }
 
-absl::StatusOr<LocalConnection::CallRing*> LocalConnection::TakeCallRing(SteadyTime deadline) {
+absl::StatusOr<LocalSession::CallRing*> LocalSession::TakeCallRing(SteadyTime deadline) {
   {
     absl::MutexLock lock(&mutex_);
     for (size_t i = 0; i < abandoned_.size(); ++i) {
@@ -104,13 +104,13 @@ absl::StatusOr<LocalConnection::CallRing*> LocalConnection::TakeCallRing(SteadyT
   return call_rings_.back().get();
 }
 
-void LocalConnection::ReturnCallRing(CallRing* call_ring) {
+void LocalSession::ReturnCallRing(CallRing* call_ring) {
   absl::MutexLock lock(&mutex_);
   free_.push_back(call_ring);
 }
 
-absl::Status LocalConnection::AttendOn(CallRing* call_ring, const AttendRequest& request,
-                                       SteadyTime deadline, AttendResult* result) {
+absl::Status LocalSession::AttendOn(CallRing* call_ring, const AttendRequest& request,
+                                    SteadyTime deadline, AttendResult* result) {
   RingRequest& prepared = *call_ring->request;
   absl::Status status = Prepare(request, deadline, &prepared);
   Ring& ring = call_ring->open->ring();
@@ -152,15 +152,15 @@ absl::Status LocalConnection::AttendOn(CallRing* call_ring, const AttendRequest&
   return status;
 }
 
-absl::Status LocalConnection::AttendOnAsync(const AttendRequest& request, SteadyTime deadline,
-                                            AttendResult* result) {
+absl::Status LocalSession::AttendOnAsync(const AttendRequest& request, SteadyTime deadline,
+                                         AttendResult* result) {
   auto prepared = std::make_shared<RingRequest>();
   if (absl::Status status = Prepare(request, deadline, prepared.get()); !status.ok()) return status;
   return RunOnAsync(std::move(prepared), deadline, result);
 }
 
-absl::Status LocalConnection::RunOnAsync(std::shared_ptr<RingRequest> prepared, SteadyTime deadline,
-                                         AttendResult* result) {
+absl::Status LocalSession::RunOnAsync(std::shared_ptr<RingRequest> prepared, SteadyTime deadline,
+                                      AttendResult* result) {
   const absl::StatusOr<AsyncRing*> ring = async(deadline);
   if (!ring.ok()) return ring.status();
   absl::Status status;
@@ -174,7 +174,7 @@ absl::Status LocalConnection::RunOnAsync(std::shared_ptr<RingRequest> prepared, 
   return status;
 }
 
-absl::StatusOr<AsyncRing*> LocalConnection::async(SteadyTime deadline) {
+absl::StatusOr<AsyncRing*> LocalSession::async(SteadyTime deadline) {
   const auto opened = [this] {
     absl::MutexLock lock(&async_mutex_);
     return async_.get();
