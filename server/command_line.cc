@@ -35,7 +35,7 @@ struct FlagGroup {
   std::vector<const char*> flags;
 };
 
-// Every flag of options.cc once, in the order of --help. tests/check_flags.py checks that.
+// Every flag of the server once, in the order of --help. tests/check_flags.py checks that.
 const std::vector<FlagGroup>& FlagGroups() {
   static const auto* const kGroups = new std::vector<FlagGroup>{
       {"The flags that matter most",
@@ -195,7 +195,7 @@ absl::Status ReadEnvironment(std::vector<std::string>* unknown) {
   return absl::OkStatus();
 }
 
-// A flag of options.cc; null if there is none.
+// A flag of the server; null if there is none.
 absl::CommandLineFlag* FindFlag(absl::string_view name) {
   for (const FlagGroup& group : FlagGroups()) {
     for (const char* known : group.flags) {
