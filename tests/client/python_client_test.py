@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import dataclasses
 import datetime
 import itertools
 import math
@@ -17,6 +18,7 @@ from unittest import mock
 import flashcore
 import numpy as np
 from flashcore import _doctor, _messages, _requests, _tensors, aio, errors
+from flashcore._terms import terms_of
 from flashcore._transport import BlockingTransport, Config, Retry
 from grpc import StatusCode
 
@@ -336,11 +338,22 @@ class ValidationTest(unittest.TestCase):
         for window, wanted in (((2 ** 31 - 1, 0), (2 ** 31 - 1, 0)), ((2 ** 31, 0), (None, 0)),
                                ((0, 2 ** 31), (0, None)), ((2 ** 100, np.uint64(2 ** 63)), (None, None)),
                                ((-1, np.int64(3)), (None, 3)), ((None, -1), (None, None)), ([1, 2], (1, 2))):
-            self.assertEqual(_requests.bounds(window), wanted)
-            mask = _requests.terms("float16", 4, 32, False, window, None, "16bit", False)["mask"]
+            terms = terms_of("Client.attend", False, dict(window=window))
+            self.assertEqual(terms.window, wanted)
+            mask = terms.fields()["mask"]
             found = [getattr(mask, side) if mask.HasField(side) else None
                      for side in ("window_left", "window_right")]
             self.assertEqual(tuple(found), wanted)
+
+    def test_terms_are_equal_whatever_says_them(self):
+        one = terms_of("Client.plan", False, dict(causal=1, window=[3, -1], softmax_scale=np.float32(0.5)))
+        same = terms_of("Sequence.attend", np.False_, dict(softmax_scale=0.5, window=(np.int64(3), None),
+                                                           causal=True, precision="16bit"))
+        self.assertEqual(one, same)
+        self.assertEqual(hash(one), hash(same))
+        for name, value in (("causal", False), ("window", None), ("softmax_scale", None),
+                            ("precision", "int8_qk"), ("return_lse", True)):
+            self.assertNotEqual(dataclasses.replace(one, **{name: value}), one)
 
     def test_sequences(self):
         server = FakeServer()
