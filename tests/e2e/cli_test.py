@@ -6,7 +6,6 @@ import pathlib
 import pty
 import re
 import subprocess
-import unittest
 import warnings
 from unittest import mock
 
@@ -18,12 +17,8 @@ import harness
 from harness import cli, wait_until
 
 
-class CliTest(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.server = harness.Server("--enable_echo", "--insecure_client_names")
-        cls.addClassCleanup(cls.server.__exit__)
-        cls.rng = harness.numpy_rng()
+class CliTest(harness.ServerTest):
+    flags = ("--enable_echo", "--insecure_client_names")
 
     def run_json(self, *args):
         return json.loads(cli(*args, f"--target={self.server.target}", "--json").stdout)

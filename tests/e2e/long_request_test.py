@@ -6,11 +6,10 @@ import time
 import unittest
 
 import grpc
-import numpy as np
 
 import harness
 from harness import wait_until
-from honest_client import assert_unhurt
+from honest_client import assert_unhurt, timed
 
 HEAD_DIM = 64
 WORK = {"flashcore-client": "worker"}
@@ -19,8 +18,7 @@ WORK = {"flashcore-client": "worker"}
 def long_request(flop):
     """One head, as many query as K/V rows. Zeros take as long as other values."""
     rows = int((flop / (4 * HEAD_DIM)) ** 0.5)
-    zeros = np.zeros((rows, 1, HEAD_DIM), np.float16)
-    return harness.request(zeros, zeros, zeros)
+    return harness.zeros_request(rows, rows, head_dim=HEAD_DIM)
 
 
 class LongRequestTest(unittest.TestCase):
@@ -30,12 +28,7 @@ class LongRequestTest(unittest.TestCase):
     def waits(self, stub, count):
         """Seconds of each request of an honest client, one after the other."""
         request = harness.mission_request(harness.numpy_rng())
-        waits = []
-        for _ in range(count):
-            begin = time.monotonic()
-            stub.Attend(request, timeout=harness.PATIENCE)
-            waits.append(time.monotonic() - begin)
-        return waits
+        return timed(lambda: stub.Attend(request, timeout=harness.PATIENCE), count)
 
     def test_others_run_between_the_parts_of_a_long_request(self):
         with harness.Server("--insecure_client_names", *harness.HELD) as server, \

@@ -27,12 +27,6 @@ using testing::StepRequest;
 class LocalTest : public LocalServerTest {
  protected:
   double Requests(const char* method) const { return GatedServerTest::Requests(method, "local"); }
-  static v1::LocalRequest CallOf(const char* method, const google::protobuf::Message& request) {
-    v1::LocalRequest call;
-    call.mutable_call()->set_method(method);
-    call.mutable_call()->set_message(request.SerializeAsString());
-    return call;
-  }
 };
 
 TEST_F(LocalTest, AnswersThroughARing) {
