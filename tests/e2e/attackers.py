@@ -202,20 +202,20 @@ class FloodingConnection:
         return True
 
 
-def flood_http2(target, name, count, pause=0.1):
-    keep(count, lambda _: FloodingConnection(ALL_FLOODS[name], connect(target, resets=True)), pause)
+def flood_http2(target, flood, count, pause=0.1):
+    keep(count, lambda _: FloodingConnection(ALL_FLOODS[flood], connect(target, resets=True)), pause)
 
 
-def come_and_go(target, name, count, streams, pause=0.1):
+def come_and_go(target, flood, count, streams, pause=0.1):
     """Connections that send so many streams and are closed at once."""
-    chunk = on_streams(FLOODS[name].unit, 3, streams)
+    chunk = on_streams(FLOODS[flood].unit, 3, streams)
     ready(count)
     while True:
         with contextlib.ExitStack() as stack:
             for _ in range(count):
                 with contextlib.suppress(OSError):
                     connection = stack.enter_context(connect(target, resets=True))
-                    FloodingConnection(FLOODS[name], connection)
+                    FloodingConnection(FLOODS[flood], connection)
                     connection.setblocking(True)
                     connection.sendall(chunk)
         time.sleep(pause)

@@ -50,11 +50,11 @@ OF_A_USER = (
     Attack("half_frames", {"count": 250}, 0.25, 1.1 * 64, 8))
 # Over gRPC.
 OF_HTTP2 = (
-    *(Attack("flood_http2", {"name": name, "count": 1}, 0.25, 128, 6) for name in ALL_FLOODS),
-    *(Attack("flood_http2", {"name": name, "count": count}, 0.25, 128, 6) for name, count in (
+    *(Attack("flood_http2", {"flood": name, "count": 1}, 0.25, 128, 6) for name in ALL_FLOODS),
+    *(Attack("flood_http2", {"flood": name, "count": count}, 0.25, 128, 6) for name, count in (
         ("reset", 8), ("reset_stream", 8), ("unacknowledged", 8), ("continuation", 64),
         ("unknown_frames", 4), ("settings", 4), ("pings", 4))),
-    *(Attack("come_and_go", {"name": name, "count": 20, "streams": 1000}, 0.25, 128, 6)
+    *(Attack("come_and_go", {"flood": name, "count": 20, "streams": 1000}, 0.25, 128, 6)
       for name in ("reset", "reset_health")))
 
 
@@ -104,7 +104,7 @@ class OneAttackerTest(unittest.TestCase):
                     targets = (server.target, f"unix:{server.socket}")
                     flooded, other = targets[::-1] if at_unix else targets
                     cut_off = self.check(server, row, flooded, [HonestClient(other)])
-                    if row.name == "flood_http2" and row.options["name"] in FLOODS:
+                    if row.name == "flood_http2" and row.options["flood"] in FLOODS:
                         self.assertLessEqual({"flood", "banned"}, set(cut_off))
 
 
@@ -169,7 +169,7 @@ class AttackersTest(unittest.TestCase):
                 ("cancels", local, {"count": 20}), ("bad_rings", local, {"cancels_a_second": 150}),
                 ("idle_rings", local, {"count": 20}), ("unread_replies", local, {"count": 80}),
                 ("half_frames", local, {"count": 80}),
-                *(("flood_http2", (tcp, unix)[number % 2], {"name": name, "count": 2, "pause": 1})
+                *(("flood_http2", (tcp, unix)[number % 2], {"flood": name, "count": 2, "pause": 1})
                   for number, name in enumerate(ALL_FLOODS)),
                 *(("idle", ",".join((tcp, unix, local)),
                    {"count": 100, "host": f"127.0.0.{number}", "refill": True}) for number in (3, 4))]

@@ -1,10 +1,10 @@
 """A server with default budgets in a small container, under load: it refuses by name what finds no room, and
 is not ended by the system. FLASHCORE_SOAK_SECONDS says how long the load lasts."""
 
+import concurrent.futures
 import contextlib
 import os
 import random
-import threading
 import time
 import unittest
 
@@ -43,12 +43,8 @@ class Load:
             self._try(self.fill_kv, channel, random.Random(harness.SEED))
         # Together they want more of each budget than there is.
         work = [self.fill_kv] * 2 + [self.attend_inline] * 4 + [self.send_too_much]
-        threads = [threading.Thread(target=self._repeat, args=(item, number))
-                   for number, item in enumerate(work)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with concurrent.futures.ThreadPoolExecutor(len(work)) as pool:
+            list(pool.map(self._repeat, work, range(len(work))))
 
     def _repeat(self, work, number):
         chance = random.Random(harness.SEED + number)

@@ -1,5 +1,6 @@
 """A generated client works, here in Python."""
 
+import concurrent.futures
 import threading
 import time
 import unittest
@@ -112,11 +113,8 @@ class InteropTest(harness.ServerTest):
                     if not np.allclose(got, harness.reference(q, k, v)[0], atol=2e-3):
                         failures.append(seed)
 
-        threads = [threading.Thread(target=client, args=(seed,)) for seed in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            list(pool.map(client, range(8)))
         self.assertEqual(failures, [])
 
 
