@@ -33,21 +33,29 @@ CREATE = pb.CreateSequenceRequest(num_layers=1, num_kv_heads=1, head_dim=32, dty
 NEVER = math.inf
 
 
-@contextlib.contextmanager
-def attack(name, *targets, user=None, **options):
-    """An attacker that has begun, in a process of its own, of `user` if one is given. Gives the process;
-    its `connections` says how many it has."""
-    with subprocess.Popen([sys.executable, "-B", __file__, str(os.getuid() if user is None else user), name,
-                           ",".join(targets), json.dumps(options)], stdout=subprocess.PIPE,
-                          text=True) as process:
-        try:
-            ready = process.stdout.readline().split()
-            if not ready:
-                raise AssertionError(f"{name} does not attack")
-            process.connections = int(ready[1])
-            yield process
-        finally:
-            process.kill()
+class Attacker:
+    """One in a process of its own, of `user` if one is given. Use as a context manager: it has then begun."""
+
+    def __init__(self, name, *targets, user=None, **options):
+        user = os.getuid() if user is None else user
+        self.process = subprocess.Popen(
+            [sys.executable, "-B", __file__, str(user), name, ",".join(targets), json.dumps(options)],
+            stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self):
+        self.begun()
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+
+    def begun(self):
+        """How many connections it has, once it has begun."""
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(f"{self.process.args} does not attack")
+        return int(line.split()[1])
 
 
 def ready(connections):
@@ -399,7 +407,7 @@ def idle_rings(target, count, number=15):
     signal.pause()
 
 
-ATTACKS = {attack.__name__: attack for attack in (
+ATTACKS = {function.__name__: function for function in (
     flood_http2, come_and_go, idle, list_sequences, fork_sequences, manage_sequences, quick_calls, cancels,
     unread_replies, half_frames, bad_rings, idle_rings)}
 

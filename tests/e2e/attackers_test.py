@@ -9,7 +9,7 @@ import typing
 import unittest
 
 import harness
-from attackers import ALL_FLOODS, FLOODS, attack
+from attackers import ALL_FLOODS, FLOODS, Attacker
 from harness import MIB, needs_root, refused, wait_until
 from honest_client import HonestClient
 
@@ -66,9 +66,9 @@ class OneAttackerTest(unittest.TestCase):
             for client in honest:
                 stack.enter_context(client)
             before = server.status_bytes("VmRSS")
-            attacker = stack.enter_context(attack(row.name, target, **row.options, **options))
+            attacker = stack.enter_context(Attacker(row.name, target, **row.options, **options))
             threading.Event().wait(row.seconds)
-            self.assertIsNone(attacker.poll(), "the attack lasts")
+            self.assertIsNone(attacker.process.poll(), "the attack lasts")
             more = grown(server, before)
             cut_off = {reason: count for door in ("", "local_") for reason in (
                 "flood", "banned", "unread", "memory") if (count := self.count(server, reason, door))}
@@ -125,9 +125,9 @@ class AttackersTest(unittest.TestCase):
                       HonestClient(local, quiet=1000, attacked=1000, renews=True)]
             for client in honest:
                 stack.enter_context(client)
-            held = [stack.enter_context(attack("idle", *targets, user=FIRST_ATTACKER + i, count=256,
-                                               host=f"127.0.0.{i + 3}", refill=True)).connections
-                    for i in range(5)]
+            attackers = [stack.push(Attacker("idle", *targets, user=FIRST_ATTACKER + i, count=256,
+                                             host=f"127.0.0.{i + 3}", refill=True)) for i in range(5)]
+            held = [attacker.begun() for attacker in attackers]
             print(f"{self.id()}: attackers hold {held}")
             for client in honest:
                 client.check(self, floor=0.05)
@@ -148,7 +148,7 @@ class AttackersTest(unittest.TestCase):
                 memory.append(server.status_bytes("RssAnon"))
                 print(f"{self.id()}: {memory[-1] / MIB:.0f} MiB after {tenth}/10", flush=True)
 
-            ended = [process.args[4:] for process in attackers if process.poll() is not None]
+            ended = [one.process.args[4:] for one in attackers if one.process.poll() is not None]
             print(f"{self.id()}: {SECONDS} s, ended before: {ended}", flush=True)
             for client in honest:
                 with self.subTest(client.target):
@@ -173,7 +173,7 @@ class AttackersTest(unittest.TestCase):
                   for number, name in enumerate(ALL_FLOODS)),
                 *(("idle", ",".join((tcp, unix, local)),
                    {"count": 100, "host": f"127.0.0.{number}", "refill": True}) for number in (3, 4))]
-        return [stack.enter_context(attack(name, target, user=FIRST_ATTACKER + number, **options))
+        return [stack.enter_context(Attacker(name, target, user=FIRST_ATTACKER + number, **options))
                 for number, (name, target, options) in enumerate(rows)]
 
 

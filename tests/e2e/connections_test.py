@@ -15,7 +15,7 @@ import grpc
 
 import harness
 import raw_http2
-from attackers import attack
+from attackers import Attacker
 from harness import MIB, assert_serves, pb, refused, wait_until
 from honest_client import HonestClient
 from local_raw_client import RawClient
@@ -274,10 +274,10 @@ class DoorsTest(unittest.TestCase):
         with harness.open_server("--max_connections=54", "--max_connections_per_host=6") as server, \
                 contextlib.ExitStack() as stack:
             tcp, unix, local = server.target, f"unix:{server.socket}", f"local:{server.local}"
-            for number, user in enumerate(USERS):
-                attacker = stack.enter_context(attack("idle", tcp, unix, local, user=user, count=6,
-                                                      host=f"127.0.0.{number + 3}"))
-                self.assertEqual(attacker.connections, 3 * 6)
+            attackers = [stack.push(Attacker("idle", tcp, unix, local, user=user, count=6,
+                                             host=f"127.0.0.{number + 3}"))
+                         for number, user in enumerate(USERS)]
+            self.assertEqual([attacker.begun() for attacker in attackers], [3 * 6] * len(USERS))
             self.assertEqual(server.metric("flashcore_connections"), 36)
             self.assertEqual(server.metric("flashcore_local_connections"), 18)
             self.assertEqual(self.refusals(server) | self.refusals(server, "local_"), {})
