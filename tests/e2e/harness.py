@@ -154,6 +154,7 @@ class Server:
              "--metrics_listen=127.0.0.1:0", "--log_format=json", *device_flags(), *flags],
             stderr=self._log, stdout=self._log, env={**os.environ, **(env or {})})
         self.addresses = self.wait_for_record("serving")["addresses"].split(",")
+        self.over_grpc = [address for address in self.addresses if not address.startswith("local:")]
         self.target = self.addresses[0]
         self.port = int(self.target.rsplit(":", 1)[1])
         self.metrics_url = f"http://{self.wait_for_record('metrics')['address']}/metrics"

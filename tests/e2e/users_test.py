@@ -41,9 +41,8 @@ class OneOwnerTest(CredentialsTest):
         with open_server() as server:
             with server.channel() as channel:
                 sequence = create(harness.stub(channel))
-            over_grpc = server.addresses[:-1]
-            self.assertGreaterEqual(len(over_grpc), 2)
-            for length, address in enumerate(over_grpc, 1):
+            self.assertGreaterEqual(len(server.over_grpc), 2)
+            for length, address in enumerate(server.over_grpc, 1):
                 with self.subTest(address), server.channel(address) as channel:
                     stub = harness.stub(channel)
                     self.assertEqual(extend(stub, sequence), [length])
@@ -54,7 +53,7 @@ class OneOwnerTest(CredentialsTest):
             reply = client.call("LoadSequence", pb.LoadSequenceRequest(
                 sequence_id=sequence, layout=pb.LAYOUT_NHD, rows=1, key_range=tensor,
                 value_range=tensor), pb.LoadSequenceResponse)
-            self.assertEqual(list(reply.sequence.layer_lengths), [len(over_grpc) + 1])
+            self.assertEqual(list(reply.sequence.layer_lengths), [len(server.over_grpc) + 1])
 
     def test_a_sequence_made_over_the_local_socket_is_extended_over_a_unix_socket(self):
         with open_server() as server, server.channel(f"unix:{server.socket}") as channel:
@@ -114,9 +113,9 @@ class OneOwnerTest(CredentialsTest):
         """The server's namespace does not number it."""
         with harness.program("exec unshare -Ur") as program, open_server(program=program) as server, \
                 server.channel() as channel:
-            targets = server.addresses[:-1]  # over gRPC
             sequence = create(harness.stub(channel))
-            self.assertEqual(self.as_stranger(sequence, targets), ["NOT_FOUND"] * len(targets))
+            self.assertEqual(self.as_stranger(sequence, server.over_grpc),
+                             ["NOT_FOUND"] * len(server.over_grpc))
 
 
 def be_stranger(sequence, targets):
