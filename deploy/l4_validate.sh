@@ -190,7 +190,7 @@ start_server() {
   local log=$report/server.log
   socket=$work/flashcore.sock
   "$bundle/flashcore-server" --device="$device" --listen=127.0.0.1:0 --listen="unix:$socket" \
-    --metrics_listen=127.0.0.1:0 --enable_echo --log_format=json >"$log" 2>&1 </dev/null &
+    --metrics_listen=127.0.0.1:0 --log_format=json >"$log" 2>&1 </dev/null &
   server=$!
   wait_for_server "$server" "$log" 60 ||
     { record server FAILED 0 "did not start: $(tail -n 1 "$log")"; return 1; }
@@ -211,7 +211,7 @@ bench_server() {
     [[ $transport == tcp ]] || to=unix:$socket
     for concurrency in 1 16; do
       step "mission-$transport-$concurrency" 120 "$cli" bench --target="$to" --duration="$duration" \
-        --concurrency="$concurrency" --connections="$concurrency" --shape=1x8x512x64 --echo
+        --concurrency="$concurrency" --connections="$concurrency" --shape=1x8x512x64
       step "decode-$transport-$concurrency" 120 "$cli" bench --target="$to" --duration="$duration" \
         --concurrency="$concurrency" --connections="$concurrency" --mode=decode \
         --shape=1x32/8x4096x128

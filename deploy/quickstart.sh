@@ -49,7 +49,7 @@ trap cleanup EXIT
 step "server"
 # Port 0: the server takes a free port and logs it.
 build/server/flashcore-server --listen=127.0.0.1:0 --listen="unix:$socket" \
-  --metrics_listen=127.0.0.1:0 --enable_echo --log_format=json 2>"$server_log" &
+  --metrics_listen=127.0.0.1:0 --log_format=json 2>"$server_log" &
 server=$!
 wait_for_server "$server" "$server_log" 60 || {
   echo "the server did not start:" >&2
@@ -69,8 +69,8 @@ step "health and info"
 step "verify: random shapes, inline and resident K/V, up to 33,000 rows, against float64"
 "$flashcore" verify --target="$target"
 
-step "bench: B=1 H=8 S=512 D=64, compared with a bare gRPC echo of the same sizes"
-"$flashcore" bench --target="$target" --shape=1x8x512x64 --duration=4s --warmup=1s --echo
+step "bench: B=1 H=8 S=512 D=64"
+"$flashcore" bench --target="$target" --shape=1x8x512x64 --duration=4s --warmup=1s
 
 step "resident K/V: decode steps of 32 forks of one prefix, compared with inline K/V"
 "$flashcore" bench --target="$target" --mode=decode --shape=1x8x512x64 --sequences=32 \

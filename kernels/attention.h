@@ -23,6 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <tuple>
 
 namespace flashcore::kernels {
 
@@ -81,6 +82,27 @@ struct Mask {
   }
 };
 
+// The parameters of attention that a request chooses. Spans of one launch may differ in them.
+// Precision is none of them, because it selects the kernel (Geometry), nor is whether LSE is
+// written, because that is an output.
+struct Terms {
+  Mask mask;
+  float softmax_scale = 0;  // multiplies Q.K^T; finite, may be zero or negative
+
+  // The score of a query row and a K/V row whose product Q.K^T is `dot`.
+  template <typename Real>
+  Real Score(Real dot) const {
+    return dot * softmax_scale;
+  }
+
+  // The parameters that scores depend on, comparable: all but the mask.
+  constexpr auto score_terms() const { return std::make_tuple(softmax_scale); }
+
+  friend constexpr bool operator==(const Terms& a, const Terms& b) {
+    return a.mask == b.mask && a.score_terms() == b.score_terms();
+  }
+};
+
 // The keys and values of one span, dense (inline) or paged (resident). Row j of KV head h starts at
 //
 //   key + page(j / kPageTokens) * page_stride + h * head_stride + (j % kPageTokens) * row_stride
@@ -135,8 +157,7 @@ struct Span {
   int64_t lse_head_stride = 0;  // elements
 
   KvView kv;
-  Mask mask;
-  float softmax_scale = 0;  // multiplies Q.K^T; finite, may be zero or negative
+  Terms terms;
 
   // The attention to compute. Other outputs are not written. A slice has the same bits in every
   // range.

@@ -15,7 +15,7 @@ auto Values(const PlanOptions& o) {
 }  // namespace
 
 PlanCache::SpanKey PlanCache::KeyOf(const Span& span) {
-  return {span.query_rows, span.kv.rows, span.kv.pages != nullptr, span.mask, span.slices};
+  return {span.query_rows, span.kv.rows, span.kv.pages != nullptr, span.terms.mask, span.slices};
 }
 
 bool PlanCache::IsOf(const Entry& entry, const AttentionBatch& batch, const PlanOptions& options,

@@ -32,7 +32,7 @@ class PlanCache {
     int32_t query_rows = 0;
     int32_t kv_rows = 0;
     bool paged = false;
-    Mask mask;
+    Mask mask;  // other terms are read only to find spans that share a prefix
     SliceRange slices;
 
     friend bool operator==(const SpanKey& a, const SpanKey& b) {

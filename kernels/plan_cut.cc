@@ -20,9 +20,9 @@ constexpr int64_t kManyItems = 8;
 Unit SliceOf(const AttentionBatch& batch, const Span& span, int32_t split_rows, int64_t row_begin,
              int64_t row_end, const CutOptions& cut) {
   const int32_t group = batch.geometry.group();
-  const KvRange visible =
-      VisibleKv(span.mask, span.query_rows, span.kv.rows, static_cast<int32_t>(row_begin / group),
-                static_cast<int32_t>((row_end - 1) / group) + 1);
+  const KvRange visible = VisibleKv(span.terms.mask, span.query_rows, span.kv.rows,
+                                    static_cast<int32_t>(row_begin / group),
+                                    static_cast<int32_t>((row_end - 1) / group) + 1);
   const int32_t kv_rows = visible.end - visible.begin;
   const double rows = std::max(static_cast<double>(row_end - row_begin), cut.min_rows);
   return {

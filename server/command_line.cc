@@ -35,14 +35,14 @@ struct FlagGroup {
   std::vector<const char*> flags;
 };
 
-// Every flag of options.cc once, in the order of --help. tests/check_flags.py checks that.
+// Every flag of the server once, in the order of --help. tests/check_flags.py checks that.
 const std::vector<FlagGroup>& FlagGroups() {
   static const auto* const kGroups = new std::vector<FlagGroup>{
       {"The flags that matter most",
        {"listen", "metrics_listen", "device", "kv_memory_bytes", "staging_memory_bytes",
         "max_message_bytes", "evict", "sequence_idle_timeout_s", "drain_timeout_s", "log_level"}},
       {"Serving",
-       {"local_listen", "metrics_token_file", "probe_listen", "max_queue_delay_us", "enable_echo",
+       {"local_listen", "metrics_token_file", "probe_listen", "max_queue_delay_us",
         "enable_reflection"}},
       {"Who may call",
        {"tls_cert_file", "tls_key_file", "tls_client_ca_file", "token_file", "trusted_proxies",
@@ -195,7 +195,7 @@ absl::Status ReadEnvironment(std::vector<std::string>* unknown) {
   return absl::OkStatus();
 }
 
-// A flag of options.cc; null if there is none.
+// A flag of the server; null if there is none.
 absl::CommandLineFlag* FindFlag(absl::string_view name) {
   for (const FlagGroup& group : FlagGroups()) {
     for (const char* known : group.flags) {

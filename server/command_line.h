@@ -11,8 +11,9 @@
 
 namespace flashcore::server {
 
-// Sets the flags of options.cc. The command line wins over the environment. Flags that end in
-// _bytes, _us, _ms or _s take a plain number or one with a unit: 512MiB, 1GiB, 500ms, 2s, 5m.
+// Sets the flags of options.cc and resource_options.cc. The command line wins over the environment.
+// Flags that end in _bytes, _us, _ms or _s take a plain number or one with a unit: 512MiB, 1GiB,
+// 500ms, 2s, 5m.
 // `*unknown_variables` gets the names of environment variables that look like a flag's and are none
 // of the server's or the clients'. INVALID_ARGUMENT names the flag or variable, the value, and what
 // is allowed. --help and --version print and exit with 0.

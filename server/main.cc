@@ -9,32 +9,27 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
+#include <cstring>
 #include <initializer_list>
 #include <memory>
-#include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "absl/types/span.h"
 #include "google/protobuf/stubs/logging.h"
-#include "proto/wire/grpc_compat.h"
+#include "proto/grpc/grpc_compat.h"
 #include "server/base/clock.h"
 #include "server/base/cores.h"
-#include "server/base/mutex.h"
 #include "server/base/signal_policy.h"
 #include "server/device/open_device.h"
+#include "server/drain.h"
 #include "server/engine/fleet.h"
 #include "server/options.h"
 #include "server/process_needs.h"
@@ -46,17 +41,6 @@
 namespace flashcore::server {
 namespace {
 
-// How long the end of the process waits for whoever reads the log.
-constexpr std::chrono::milliseconds kLogFlushTime(200);
-
-// Those that WaitForStopSignal acts on.
-sigset_t Signals() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGXCPU}) sigaddset(&signals, signal);
-  return signals;
-}
-
 // By default glibc returns the memory of a freed large message to the system, and every next
 // message pays for page faults. It also has one arena per thread, so memory freed by one thread is
 // not reused by another. Keeping the memory in one arena halves gRPC's CPU time for a 1.5 MB
@@ -65,56 +49,6 @@ void KeepFreedMemory() {
   mallopt(M_ARENA_MAX, 1);
   mallopt(M_MMAP_THRESHOLD, 32 << 20);  // glibc's maximum
   mallopt(M_TRIM_THRESHOLD, 256 << 20);
-}
-
-// Caps the memory that KeepFreedMemory retains: beyond this it no longer reduces page faults. Large
-// messages leave much behind, even those that gRPC rejects before the service sees them.
-void TrimHeap() {
-  constexpr size_t kMaxFreeBytes = 32 << 20;
-  if (mallinfo2().fordblks >= kMaxFreeBytes) malloc_trim(0);
-}
-
-// Returns the next signal; 0: none came until `end`. Trims the heap every few seconds.
-int NextSignal(absl::Time end) {
-  constexpr absl::Duration kInterval = absl::Seconds(5);
-  const sigset_t signals = Signals();
-  while (true) {
-    const absl::Duration left = std::max(end - absl::Now(), absl::ZeroDuration());
-    const timespec wait = absl::ToTimespec(std::min(left, kInterval));
-    const int signal = sigtimedwait(&signals, nullptr, &wait);
-    if (signal > 0) return signal;
-    if (left <= kInterval) return 0;
-    TrimHeap();
-  }
-}
-
-// Returns the signal that asks to drain the server, or then to exit at once; 0: none came until
-// `end`. Calls `reload` at each SIGHUP before it.
-int WaitForStopSignal(SignalPolicy* policy, const Clock& clock, const std::function<void()>& reload,
-                      absl::Time end = absl::InfiniteFuture()) {
-  while (true) {
-    const int signal = NextSignal(end);
-    if (signal == 0) return 0;
-    switch (policy->On(signal, clock.Now())) {
-      case SignalPolicy::Action::kReload:
-        reload();
-        break;
-      case SignalPolicy::Action::kNone:
-        LogInfo("the first signal again: the drain goes on", {{"signal", strsignal(signal)}});
-        break;
-      case SignalPolicy::Action::kDrain:
-      case SignalPolicy::Action::kExit:
-        return signal;
-    }
-  }
-}
-
-// Drops the signals that have come with the one that asks to drain, however late this runs.
-void DropPendingSignals() {
-  constexpr timespec kNow = {0, 0};
-  const sigset_t signals = Signals();
-  while (sigtimedwait(&signals, nullptr, &kNow) > 0) {
-  }
 }
 
 // Writes gRPC's messages to our log.
@@ -213,84 +147,6 @@ void SetGauges(const Fleet& fleet, Metrics* metrics) {
     set(device.kv_cold_used_bytes, stats.cold.used_bytes);
     set(device.kv_cold_free_bytes, stats.cold.capacity_bytes - stats.cold.used_bytes);
   }
-}
-
-// Ends the process without destructors, but writes the log first.
-[[noreturn]] void ExitAtOnce(int status) {
-  DefaultLogger().Flush(kLogFlushTime);
-  _exit(status);
-}
-
-// Ends the process during a drain: at a second signal, or when connections are still open although
-// the time is over. Owns a thread, which lasts as long as the process.
-class DrainWatch {
- public:
-  DrainWatch() {
-    std::thread([this] { Run(); }).detach();
-  }
-
-  // From now on the watch takes the signals.
-  void Begin(SignalPolicy policy) ABSL_LOCKS_EXCLUDED(mutex_) {
-    MutexLock lock(&mutex_);
-    policy_ = policy;
-    begun_.NotifyAll();
-  }
-
-  // Ends the process at `end`, with `status`.
-  void EndAt(absl::Time end, int status) ABSL_LOCKS_EXCLUDED(mutex_) {
-    MutexLock lock(&mutex_);
-    end_ = end;
-    status_ = status;
-  }
-
- private:
-  void Run() ABSL_LOCKS_EXCLUDED(mutex_) {
-    constexpr absl::Duration kLookInterval = absl::Milliseconds(20);  // at end_
-    SignalPolicy policy = WaitForBegin();
-    // The credential files are still read every second; the server may be gone.
-    const auto reload = [] { LogInfo("SIGHUP: the server drains"); };
-    while (true) {
-      const int signal =
-          WaitForStopSignal(&policy, *SteadyClock::Get(), reload, absl::Now() + kLookInterval);
-      if (signal != 0) {
-        LogWarning("second signal: exiting at once", {{"signal", strsignal(signal)}});
-        ExitAtOnce(128 + signal);
-      }
-      MutexLock lock(&mutex_);
-      if (absl::Now() < end_) continue;
-      LogWarning("exiting although connections are still open: they take no bytes");
-      ExitAtOnce(status_);
-    }
-  }
-
-  SignalPolicy WaitForBegin() ABSL_LOCKS_EXCLUDED(mutex_) {
-    MutexLock lock(&mutex_);
-    while (!policy_.has_value()) begun_.Wait(&mutex_);
-    return *policy_;
-  }
-
-  Mutex mutex_;
-  CondVar begun_;
-  std::optional<SignalPolicy> policy_ ABSL_GUARDED_BY(mutex_);  // of the drain; none: not yet
-  absl::Time end_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
-  int status_ ABSL_GUARDED_BY(mutex_) = 1;
-};
-
-// Drains `server` and returns the exit status. `watch` then ends the process if that does not end.
-int Drain(Server* server, absl::Duration timeout, SignalPolicy policy,
-          const std::atomic<bool>& device_lost, DrainWatch* watch) {
-  const absl::Time end = absl::Now() + timeout;
-  const absl::Duration left = std::min(timeout / 20, absl::Milliseconds(250));
-  watch->Begin(policy);
-  if (server->Drain(timeout)) {
-    LogInfo("drained");
-    // gRPC closes a connection only after the write in progress, and so does not close one whose
-    // client reads nothing.
-    watch->EndAt(std::max(end - left, absl::Now() + left), device_lost ? 1 : 0);
-    return device_lost ? 1 : 0;
-  }
-  LogError("drain timed out: a launch is still running", {{"timeout", FormatDuration(timeout)}});
-  ExitAtOnce(1);  // a launch cannot be interrupted, so destructors would wait for it
 }
 
 // Assigns one core to each lane of `devices`, from the front of `cores`. The calling thread, and
@@ -404,10 +260,7 @@ int Run(const Options& options, int threads) {
 }  // namespace flashcore::server
 
 int main(int argc, char** argv) {
-  // First of all: SIGHUP must not end the start. Before any thread starts, so that all inherit it
-  // and only WaitForStopSignal receives the signals.
-  const sigset_t signals = flashcore::server::Signals();
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  flashcore::server::BlockStopSignals();  // first of all: SIGHUP must not end the start
   const auto options = flashcore::server::ParseOptions(argc, argv);
   if (!options.ok()) {
     std::fprintf(stderr, "flashcore-server: %s\n", std::string(options.status().message()).c_str());

@@ -4,7 +4,7 @@
     tests/check_flags.py SERVER           fails if they differ
     tests/check_flags.py SERVER --write   writes server/FLAGS.md
 
-SERVER is the binary. Fails too if --help leaves out a flag that server/options.cc defines.
+SERVER is the binary. Fails too if --help leaves out a flag that server/*options.cc define.
 """
 
 import pathlib
@@ -67,11 +67,11 @@ def default_cell(text):
 
 def main(server, write):
     usage = subprocess.run([server, "--help"], check=True, capture_output=True, text=True).stdout
-    types = {name: cpp_type.strip() for cpp_type, name in re.findall(
-        r"^ABSL_FLAG\(([^,]+),\s*(\w+),", (ROOT / "server/options.cc").read_text(), re.MULTILINE)}
+    types = {name: cpp_type.strip() for source in (ROOT / "server").glob("*options.cc") for cpp_type, name in
+             re.findall(r"^ABSL_FLAG\(([^,]+),\s*(\w+),", source.read_text(), re.MULTILINE)}
     printed = [name for _, flags in groups(usage) for name, _, _ in flags]
     if sorted(types) != sorted(printed):
-        sys.exit(f"--help and server/options.cc differ: {sorted(set(types) ^ set(printed))}")
+        sys.exit(f"--help and server/*options.cc differ: {sorted(set(types) ^ set(printed))}")
     want = document(usage, types)
     if write:
         DOCUMENT.write_text(want)

@@ -71,7 +71,7 @@ run_part() {
     e2e) build release all && run_ctest stress-e2e release -L '^(stress|e2e)$' -R '^e2e' -j 1 ;;
     fuzz) build asan flashcore_gate && run_ctest stress-fuzz asan -L '^stress$' -R '^fuzz' -j "$jobs" ;;
     perf)
-      build release flashcore-server flashcore flashcore_cpu_bench_c &&
+      build release flashcore-server flashcore flashcore_cpu_bench_c flashcore-grpc-api-bench &&
         { /usr/bin/python3 -B tests/bench/perf_gate.py || (($? == 77)); }
       ;;
     python) build release flashcore-server && tests/python_runtimes.sh ;;

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs clang-tidy with the checks of .clang-tidy. Fails on any finding.
 
-  tests/tidy.py          all sources of server/, client/ and proto/, and kernels/*.cc, but those that passed
-                         as they are
+  tests/tidy.py          all sources of server/, client/ and proto/, kernels/*.cc and kernels/oracle/*.cc, but
+                         those that passed as they are
   tests/tidy.py --all    those, too (nine minutes on two cores)
   tests/tidy.py FILE...  only these, passed or not
 
@@ -28,7 +28,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build-tidy"  # only configured: its compile_commands.json has each file alone
 PASSED = ROOT / "tests" / "tidy_passed.txt"
-SOURCES = ["server/*.cc", "client/*.cc", "proto/*.cc", ":(glob)kernels/*.cc"]
+SOURCES = ["server/*.cc", "client/*.cc", "proto/*.cc", ":(glob)kernels/*.cc", "kernels/oracle/*.cc"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
 
 

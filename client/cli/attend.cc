@@ -7,7 +7,6 @@
 #include "absl/strings/str_join.h"
 #include "client/cli/command.h"
 #include "client/cli/npy.h"
-#include "client/cli/oracle.h"
 #include "kernels/half.h"
 #include "nlohmann/json.hpp"
 
@@ -51,6 +50,10 @@ absl::Status Read(const std::string& path, Layout layout, NpyArray* array, Shape
   shape->heads = static_cast<uint32_t>(sizes[nhd ? 2 : 1]);
   shape->dim = static_cast<uint32_t>(sizes[3]);
   return absl::OkStatus();
+}
+
+kernels::DType ToKernel(DType dtype) {
+  return dtype == DType::kFloat16 ? kernels::DType::kFloat16 : kernels::DType::kBFloat16;
 }
 
 // Converts a float32 array to `dtype`; leaves other arrays alone.

@@ -50,11 +50,6 @@ ABSL_FLAG(flashcore::Layout, layout, flashcore::Layout::kNHD,
 namespace flashcore::cli {
 namespace {
 
-std::vector<Command> AllCommands() {
-  return {InfoCommand(),  AttendCommand(),    VerifyCommand(),
-          BenchCommand(), SequencesCommand(), HealthCommand()};
-}
-
 std::vector<const char*> FlagNames(const Command& command) {
   std::vector<const char*> names = {
       "target",       "timeout",         "client_name", "tls_ca_file", "tls_cert_file",
@@ -140,11 +135,11 @@ std::string HelpText(const Command& command) {
   return text;
 }
 
-std::string HelpText() {
+std::string HelpText(const std::vector<Command>& commands) {
   std::string text =
       "flashcore: the command line of FlashCore, attention as a service\n\n"
       "Usage: flashcore COMMAND [--flag=value | --flag value]...\n\nCommands:\n";
-  for (const Command& command : AllCommands()) {
+  for (const Command& command : commands) {
     absl::StrAppendFormat(&text, "  %-11s%s\n", command.name, command.summary);
   }
   absl::StrAppend(&text,
@@ -153,16 +148,16 @@ std::string HelpText() {
   return text;
 }
 
-int Main(const std::vector<std::string>& args) {
+int Main(const std::vector<Command>& commands, const std::vector<std::string>& args) {
   if (args.empty()) {
-    std::fputs(HelpText().c_str(), stderr);
+    std::fputs(HelpText(commands).c_str(), stderr);
     return kExitUsage;
   }
   if (args[0] == "--help" || args[0] == "-h" || args[0] == "help") {
-    std::fputs(HelpText().c_str(), stdout);
+    std::fputs(HelpText(commands).c_str(), stdout);
     return kExitOk;
   }
-  for (const Command& command : AllCommands()) {
+  for (const Command& command : commands) {
     if (args[0] != command.name) continue;
     bool help = false;
     const absl::Status status = ParseFlags(command, {args.begin() + 1, args.end()}, &help);

@@ -38,20 +38,19 @@ Command InfoCommand();
 Command SequencesCommand();
 Command HealthCommand();
 Command AttendCommand();
-Command VerifyCommand();
-Command BenchCommand();
 
 // Sets the flags of `command` from `args` ("--name=value", "--name value", "--bool", "--nobool").
 // INVALID_ARGUMENT for a flag it does not take, a value that does not parse, or a stray argument;
 // `*help` is set if --help was asked for.
 absl::Status ParseFlags(const Command& command, const std::vector<std::string>& args, bool* help);
 
-// The text of --help of a command, and of the program.
+// The text of --help of a command, and of a program with these commands.
 std::string HelpText(const Command& command);
-std::string HelpText();
+std::string HelpText(const std::vector<Command>& commands);
 
-// args: argv without the program's name. Returns the exit code.
-int Main(const std::vector<std::string>& args);
+// Runs the one of `commands` that args names: argv without the program's name. Returns the exit
+// code.
+int Main(const std::vector<Command>& commands, const std::vector<std::string>& args);
 
 // The address to talk to: --target, else $FLASHCORE_TARGET, else 127.0.0.1:7070.
 std::string Target();

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/status.h"
-#include "flashcore/v1/debug.pb.h"
+#include "proto/grpc/message_view.h"
 
 namespace flashcore::client {
 namespace {
@@ -47,8 +47,8 @@ absl::StatusOr<Answer> ParseAnswer(const grpc::ByteBuffer& message, size_t max_s
   large[1].number = v1::AttendResponse::kLseFieldNumber;
   std::string small_bytes;
   const size_t max_small_bytes = kMaxSmallBytes + max_spans * kMaxLengthBytes;
-  absl::Status status =
-      wire::SplitMessage(message, max_small_bytes, absl::MakeSpan(large), &small_bytes);
+  absl::Status status = wire::SplitMessage(wire::ViewOf(message), max_small_bytes,
+                                           absl::MakeSpan(large), &small_bytes);
   v1::AttendResponse small;
   if (!status.ok() || !small.ParseFromString(small_bytes)) {
     return absl::InternalError(
@@ -75,8 +75,9 @@ absl::Status CopyAnswer(const grpc::ByteBuffer& message, const Answer& answer,
   absl::Status status =
       CheckSequenceLengths(answer.result.sequence_lengths, destination.sequence_lengths);
   if (!status.ok()) return status;
-  wire::CopyField(message, answer.output, destination.output.data());
-  wire::CopyField(message, answer.lse, destination.lse.data());
+  const wire::MessageView view = wire::ViewOf(message);
+  wire::CopyField(view, answer.output, destination.output.data());
+  wire::CopyField(view, answer.lse, destination.lse.data());
   return absl::OkStatus();
 }
 
@@ -87,23 +88,6 @@ absl::Status TakeReply(const grpc::ByteBuffer& message, const Destination& desti
   absl::Status status = CopyAnswer(message, *answer, destination);
   if (status.ok()) *result = std::move(answer->result);
   return status;
-}
-
-absl::StatusOr<Answer> ParseEcho(const grpc::ByteBuffer& message) {
-  Answer answer;
-  answer.output.number = v1::EchoResponse::kPayloadFieldNumber;
-  std::string small_bytes;
-  absl::Status status =
-      wire::SplitMessage(message, kMaxSmallBytes, absl::MakeSpan(&answer.output, 1), &small_bytes);
-  v1::EchoResponse small;
-  if (!status.ok() || !small.ParseFromString(small_bytes)) {
-    return absl::InternalError(
-        absl::StrCat("reply: not an EchoResponse: ",
-                     status.ok() ? "its small fields do not parse" : status.message()));
-  }
-  answer.result.request_id = small.request_id();
-  answer.result.response_bytes = message.Length();
-  return answer;
 }
 
 }  // namespace flashcore::client

@@ -47,9 +47,6 @@ absl::Status CopyAnswer(const grpc::ByteBuffer& message, const Answer& answer,
 absl::Status TakeReply(const grpc::ByteBuffer& message, const Destination& destination,
                        AttendResult* result);
 
-// An EchoResponse as an Answer whose output is the payload, for CopyAnswer.
-absl::StatusOr<Answer> ParseEcho(const grpc::ByteBuffer& message);
-
 }  // namespace flashcore::client
 
 #endif  // FLASHCORE_CLIENT_CPP_ANSWER_H_

@@ -46,6 +46,13 @@ absl::Status CheckShape(const AttendRequest& request) {
   return absl::OkStatus();
 }
 
+absl::Status CheckTerms(const AttendRequest& request) {
+  if (request.softmax_scale.has_value() && !std::isfinite(*request.softmax_scale)) {
+    return absl::InvalidArgumentError("softmax_scale: not finite");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckSize(const char* field, const char* unit, size_t size, size_t want) {
   if (size == want) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -82,9 +89,7 @@ absl::Status CheckRequest(const AttendRequest& request) {
   if (!request.lse.empty()) {
     status.Update(CheckSize("lse", "elements", request.lse.size(), request.LseElements()));
   }
-  if (request.softmax_scale.has_value() && !std::isfinite(*request.softmax_scale)) {
-    status.Update(absl::InvalidArgumentError("softmax_scale: not finite"));
-  }
+  status.Update(CheckTerms(request));
   return status;
 }
 

@@ -74,13 +74,6 @@ bool StreamCore::Receive(AttendStream::Answer* answer) {
   return true;
 }
 
-absl::Status StreamCore::SendEcho(const std::string& /*request_id*/,
-                                  absl::Span<const std::byte> /*payload*/,
-                                  // NOLINTNEXTLINE(performance-unnecessary-value-param): as others
-                                  absl::Span<std::byte> /*reply*/, Callback /*done*/) {
-  return absl::UnimplementedError("EchoStream: not over the local socket");
-}
-
 }  // namespace client
 
 std::unique_ptr<AttendStream> AttendStream::Open(
@@ -122,31 +115,6 @@ absl::Status AttendStream::Finish() {
 
 void AttendStream::Cancel() {
   if (connection_->OfThisProcess()) core_->Cancel();
-}
-
-std::unique_ptr<EchoStream> EchoStream::Open(
-    const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options) {
-  const bool here = connection->OfThisProcess();
-  auto core = here ? connection->transport().OpenEchoStream(options) : nullptr;
-  if (here && core == nullptr) return absl::WrapUnique(new EchoStream(nullptr));
-  return absl::WrapUnique(
-      new EchoStream(absl::WrapUnique(new AttendStream(connection, std::move(core)))));
-}
-
-EchoStream::EchoStream(std::unique_ptr<AttendStream> stream) : stream_(std::move(stream)) {}
-
-absl::Status EchoStream::Send(const std::string& request_id, absl::Span<const std::byte> payload,
-                              absl::Span<std::byte> reply, AttendStream::Callback done) {
-  if (stream_ == nullptr) {
-    return absl::UnimplementedError("EchoStream: not over the local socket");
-  }
-  if (absl::Status status = stream_->connection_->CheckProcess(); !status.ok()) return status;
-  return stream_->core_->SendEcho(request_id, payload, reply, std::move(done));
-}
-
-absl::Status EchoStream::Finish() {
-  if (stream_ != nullptr) return stream_->Finish();
-  return absl::UnimplementedError("EchoStream: not over the local socket");
 }
 
 }  // namespace flashcore

@@ -98,18 +98,6 @@ absl::StatusOr<std::vector<v1::SequenceInfo>> Client::ListSequences(const CallOp
   }
 }
 
-absl::Status Client::Echo(absl::Span<const std::byte> payload, absl::Span<std::byte> reply,
-                          const CallOptions& call) {
-  if (absl::Status status = connection_->CheckProcess(); !status.ok()) return status;
-  const CallOptions whole = {connection_->Deadline(call), call.affinity};
-  connection_->transport().AwaitConnection(*whole.deadline);
-  return connection_->transport().Echo(payload, reply, whole);
-}
-
-std::unique_ptr<EchoStream> Client::OpenEchoStream(const StreamOptions& options) {
-  return EchoStream::Open(connection_, options);
-}
-
 absl::StatusOr<HealthStatus> Client::CheckHealth(absl::string_view service,
                                                  const CallOptions& call) {
   if (absl::Status status = connection_->CheckProcess(); !status.ok()) return status;

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "flashcore/v1/debug.pb.h"
 #include "grpcpp/support/slice.h"
 #include "proto/wire/message.h"
 
@@ -22,6 +21,14 @@ void FillMask(const Mask& mask, v1::Mask* out) {
                                                    : v1::Mask::KIND_SLIDING_WINDOW);
   if (mask.left.has_value()) out->set_window_left(*mask.left);
   if (mask.right.has_value()) out->set_window_right(*mask.right);
+}
+
+void SetTerms(const AttendRequest& request, v1::AttendRequest* out) {
+  const Mask& mask = request.mask;
+  if (mask.kind != Mask::Kind::kNone || mask.left || mask.right) {
+    FillMask(mask, out->mutable_mask());
+  }
+  if (request.softmax_scale.has_value()) out->set_softmax_scale(*request.softmax_scale);
 }
 
 // Adds the payload; without a copy if `borrowed` is given.
@@ -107,10 +114,7 @@ void SetSmallFields(const AttendRequest& request, v1::AttendRequest* out) {
   out->set_num_kv_heads(request.num_kv_heads);
   out->set_head_dim(request.head_dim);
   out->set_layout(ToProto(request.layout));
-  if (request.mask.kind != Mask::Kind::kNone || request.mask.left || request.mask.right) {
-    FillMask(request.mask, out->mutable_mask());
-  }
-  if (request.softmax_scale.has_value()) out->set_softmax_scale(*request.softmax_scale);
+  SetTerms(request, out);
   out->set_return_lse(!request.lse.empty());
   out->set_layer(request.layer);
   out->set_precision(ToProto(request.precision));
@@ -152,20 +156,6 @@ absl::StatusOr<EncodedRequest> EncodeRequest(const AttendRequest& request, size_
   AddField(v1::AttendRequest::kKeyFieldNumber, request.key, "", borrowed, &slices);
   AddField(v1::AttendRequest::kValueFieldNumber, request.value, "", borrowed, &slices);
   encoded.message = grpc::ByteBuffer(slices.data(), slices.size());
-  return encoded;
-}
-
-EncodedRequest EncodeEcho(const std::string& request_id, absl::Span<const std::byte> payload,
-                          absl::Span<std::byte> reply, BorrowedMemory* borrowed) {
-  v1::EchoRequest small;
-  small.set_reply_bytes(reply.size());
-  small.set_request_id(request_id);
-  std::vector<grpc::Slice> slices;
-  AddField(v1::EchoRequest::kPayloadFieldNumber, payload, small.SerializeAsString(), borrowed,
-           &slices);
-  EncodedRequest encoded;
-  encoded.message = grpc::ByteBuffer(slices.data(), slices.size());
-  encoded.destination.output = reply;
   return encoded;
 }
 

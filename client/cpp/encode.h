@@ -53,10 +53,6 @@ absl::StatusOr<EncodedRequest> EncodeRequest(const AttendRequest& request, size_
                                              BorrowedMemory* borrowed = nullptr,
                                              uint64_t timeout_ns = 0);
 
-// The EchoRequest for `reply`, as EncodeRequest makes an AttendRequest.
-EncodedRequest EncodeEcho(const std::string& request_id, absl::Span<const std::byte> payload,
-                          absl::Span<std::byte> reply, BorrowedMemory* borrowed = nullptr);
-
 }  // namespace flashcore::client
 
 #endif  // FLASHCORE_CLIENT_CPP_ENCODE_H_

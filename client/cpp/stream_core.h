@@ -29,9 +29,6 @@ class StreamCore {
   virtual absl::Status Send(const AttendRequest& request, Callback done) = 0;
   virtual absl::Status Finish() = 0;
   virtual void Cancel() = 0;
-  // Only on a stream from OpenEchoStream.
-  virtual absl::Status SendEcho(const std::string& request_id, absl::Span<const std::byte> payload,
-                                absl::Span<std::byte> reply, Callback done);
 
   absl::Status SendForReceive(const AttendRequest& request) ABSL_LOCKS_EXCLUDED(receive_mutex_);
   bool Receive(AttendStream::Answer* answer) ABSL_LOCKS_EXCLUDED(receive_mutex_);

@@ -13,7 +13,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "client/cpp/load_rows.h"
 #include "client/cpp/stream_core.h"
 #include "client/local/memory.h"
@@ -75,9 +74,6 @@ class Transport {
 
   virtual absl::StatusOr<HealthStatus> CheckHealth(absl::string_view service,
                                                    const CallOptions& call) = 0;
-  virtual absl::Status Echo(absl::Span<const std::byte> payload, absl::Span<std::byte> reply,
-                            const CallOptions& call) = 0;
-  virtual std::shared_ptr<StreamCore> OpenEchoStream(const StreamOptions& options) = 0;  // or null
 
   // Memory that the server maps, too; it is registered with each later connection. Memory of
   // another kind than the host's has its place here.

@@ -7,8 +7,8 @@
 #include <random>
 
 #include "kernels/half.h"
-#include "kernels/plan.h"
-#include "kernels/reference.h"
+#include "kernels/oracle/errors.h"
+#include "kernels/oracle/reference.h"
 
 namespace flashcore::kernels {
 namespace {
@@ -30,25 +30,20 @@ std::vector<int32_t> Sample(int64_t size, int64_t count, std::mt19937* random) {
   return sample;
 }
 
-// One query row of one head as a span with one head. Its K/V ends with the last visible row.
-Span OneRow(const AttentionShape& shape, Span span, int32_t head, int32_t row) {
-  const KvRange visible = VisibleKv(shape.mask, shape.query_rows, shape.kv_rows, row, row + 1);
+// One query row of one head as a span with one head.
+Span OneHeadRow(const AttentionShape& shape, Span span, int32_t head, int32_t row) {
   const int32_t kv_head = head / shape.geometry().group();
-  span.query += head * span.head_stride + row * span.row_stride;
-  span.output += head * span.head_stride + row * span.row_stride;
-  span.query_rows = 1;
+  span.query += head * span.head_stride;
+  span.output += head * span.head_stride;
   span.kv.key += kv_head * span.kv.head_stride;
   span.kv.value += kv_head * span.kv.head_stride;
-  span.kv.rows = visible.end;
-  span.mask = Mask::None();
-  if (visible.begin > 0) span.mask.left = visible.end - 1 - visible.begin;
-  return span;
+  return OneRow(span, row, VisibleByMask(span, row));
 }
 
 // The accuracy of these rows, without `finite` and `rows`.
 Accuracy CheckRows(const AttentionShape& shape, const std::vector<Span>& rows) {
   const Geometry one_head{shape.dtype, 1, 1, shape.head_dim, shape.kv_dtype};
-  const ReferenceResult expected =
+  const AttentionResult expected =
       ReferenceAttention({one_head, rows.data(), static_cast<int32_t>(rows.size())});
   Accuracy accuracy;
   accuracy.rows_checked = static_cast<int64_t>(rows.size());
@@ -56,8 +51,9 @@ Accuracy CheckRows(const AttentionShape& shape, const std::vector<Span>& rows) {
     for (int32_t d = 0; d < shape.head_dim; ++d) {
       const double want = expected.output[r * shape.head_dim + d];
       const double got = ToFloat(shape.dtype, Elements(rows[r].output)[d]);
-      accuracy.max_error = std::max(accuracy.max_error, std::abs(got - want));
-      accuracy.error_squares += (got - want) * (got - want);
+      const double error = Difference(got, want);
+      accuracy.max_error = std::max(accuracy.max_error, error);
+      accuracy.error_squares += error * error;
       accuracy.squares += want * want;
     }
   }
@@ -103,7 +99,7 @@ Accuracy CheckOutput(const AttentionShape& shape, const std::vector<Span>& spans
   for (const int32_t head : Sample(all_heads, heads, &random)) {
     std::vector<Span> rows;
     for (const int32_t row : Sample(shape.query_rows, rows_each, &random)) {
-      rows.push_back(OneRow(shape, spans[head / shape.num_heads], head % shape.num_heads, row));
+      rows.push_back(OneHeadRow(shape, spans[head / shape.num_heads], head % shape.num_heads, row));
     }
     accuracy.Add(CheckRows(shape, rows));
   }

@@ -173,8 +173,7 @@ std::vector<Span> MakeSpans(const AttentionShape& shape, const Tensors& tensors)
     span.output = tensors.output + s * shape.num_heads * span.head_stride;
     span.query_rows = shape.query_rows;
     span.kv = MakeKv(shape, tensors, s);
-    span.mask = shape.mask;
-    span.softmax_scale = 1 / std::sqrt(static_cast<float>(shape.head_dim));
+    span.terms = {shape.mask, 1 / std::sqrt(static_cast<float>(shape.head_dim))};
   }
   return spans;
 }

@@ -57,8 +57,8 @@ HWY_INLINE TokenRange VisibleTokens(const Span& span, int32_t group, int32_t pac
   const int64_t position = int64_t{packed_row / group} + span.kv.rows - span.query_rows - kv_row;
   int64_t begin = 0;
   int64_t end = tokens;
-  if (span.mask.left != Mask::kUnbounded) begin = position - span.mask.left;
-  if (span.mask.right != Mask::kUnbounded) end = position + span.mask.right + 1;
+  if (span.terms.mask.left != Mask::kUnbounded) begin = position - span.terms.mask.left;
+  if (span.terms.mask.right != Mask::kUnbounded) end = position + span.terms.mask.right + 1;
   return {static_cast<int>(std::clamp<int64_t>(begin, 0, tokens)),
           static_cast<int>(std::clamp<int64_t>(end, 0, tokens))};
 }
@@ -77,7 +77,7 @@ HWY_INLINE void LoadQueryTyped(const AttentionBatch& batch, const WorkItem& item
   const Span& span = batch.spans[part.span];
   const int32_t group = batch.geometry.group();
   const int32_t head_dim = batch.geometry.head_dim;
-  const VecF scale = hn::Set(d, span.softmax_scale * 1.44269504088896340736f);  // log2(e)
+  const VecF scale = hn::Set(d, span.terms.softmax_scale * 1.44269504088896340736f);  // log2(e)
   for (int r = 0; r < part.row_count; ++r) {
     const int32_t row = item.row_begin + r;
     const int64_t head = int64_t{item.kv_head} * group + row % group;

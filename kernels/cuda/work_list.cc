@@ -39,8 +39,7 @@ WorkSpan MakeSpan(int32_t group, const Span& from) {
   span.lse_row_stride = from.lse_row_stride;
   span.lse_head_stride = from.lse_head_stride;
   span.position = from.kv.rows - from.query_rows;
-  span.mask = from.mask;
-  span.softmax_scale = from.softmax_scale;
+  span.terms = from.terms;
   return span;
 }
 
@@ -83,7 +82,7 @@ void MakeTile(const AttentionBatch& batch, const WorkItem& item, const Plan& pla
   const int32_t first = item.row_begin / group;
   const int32_t last = (item.row_begin + item.row_count - 1) / group;
   const auto visible_to = [&span](int32_t row) {
-    return VisibleKv(span.mask, span.query_rows, span.kv.rows, row, row + 1);
+    return VisibleKv(span.terms.mask, span.query_rows, span.kv.rows, row, row + 1);
   };
   const KvRange to_first = visible_to(first);
   const KvRange to_last = last == first ? to_first : visible_to(last);

@@ -62,8 +62,7 @@ struct alignas(16) WorkSpan {
   int64_t lse_head_stride;
 
   int32_t position;  // of query row 0 among the K/V rows: kv_rows - query_rows
-  Mask mask;
-  float softmax_scale;
+  Terms terms;
   int32_t first_page;  // its distance from this record, in pages; 0: K and V are dense
 
   // The page of K/V row `row`; dense K and V have their pages in order.

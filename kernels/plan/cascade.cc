@@ -16,9 +16,9 @@ void AddCascadeCandidate(const AttentionBatch& batch, int32_t index, int32_t spl
   const int32_t rows = span.query_rows * batch.geometry.group();
   if (rows == 0 || !IsSmall(rows) || split_rows == kUnsplit) return;
   if (span.slices.begin > 0 || span.slices.end < batch.geometry.num_kv_heads) return;
-  if (span.kv.pages == nullptr || span.mask.left != Mask::kUnbounded) return;
+  if (span.kv.pages == nullptr || span.terms.mask.left != Mask::kUnbounded) return;
   // The fewest K/V rows are visible to the first query row, and the most to the last.
-  const KvRange visible = VisibleKv(span.mask, span.query_rows, span.kv.rows, 0, 1);
+  const KvRange visible = VisibleKv(span.terms.mask, span.query_rows, span.kv.rows, 0, 1);
   const int32_t whole_splits = visible.end / split_rows;
   if (whole_splits == 0) return;
   CascadeCandidate candidate;
@@ -33,12 +33,12 @@ void AddCascadeCandidate(const AttentionBatch& batch, int32_t index, int32_t spl
 }
 
 // Spans that share items must agree, beside pages, in: the memory that page numbers index, splits,
-// packed rows and softmax_scale.
+// packed rows and all terms but the mask, which leaves a shared split visible to every row.
 auto KindOf(const CascadeCandidate& candidate) {
   const KvView& kv = candidate.span->kv;
   const auto address = [](const auto* of) { return reinterpret_cast<uintptr_t>(of); };
   return std::make_tuple(address(kv.key), address(kv.value), kv.page_stride, kv.head_stride,
-                         kv.row_stride, candidate.span->softmax_scale, candidate.split_rows,
+                         kv.row_stride, candidate.span->terms.score_terms(), candidate.split_rows,
                          candidate.rows);
 }
 

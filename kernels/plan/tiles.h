@@ -32,7 +32,7 @@ inline int32_t PlannedHeads(const AttentionBatch& batch, const PlanOptions& opti
 // The K/V rows that are visible to the packed rows [row_begin, row_begin + row_count), from the
 // first row of a page.
 inline KvRange KvOfTile(const Span& span, int32_t group, int32_t row_begin, int32_t row_count) {
-  KvRange kv = VisibleKv(span.mask, span.query_rows, span.kv.rows, row_begin / group,
+  KvRange kv = VisibleKv(span.terms.mask, span.query_rows, span.kv.rows, row_begin / group,
                          (row_begin + row_count - 1) / group + 1);
   kv.begin = kv.begin / kPageTokens * kPageTokens;
   return kv;
@@ -63,7 +63,7 @@ inline double TimeOfBlocks(double blocks, const TileKind& kind, double time,
 // Whether the span's rows have the same bits in halved tiles. The splits of a tile are counted from
 // its first visible K/V row, which with a window depends on the tile.
 inline bool MayHalve(const Span& span, const PlanOptions& options, bool split) {
-  return options.halves_tiles && (!split || span.mask.left == Mask::kUnbounded);
+  return options.halves_tiles && (!split || span.terms.mask.left == Mask::kUnbounded);
 }
 
 // Tile size for the spans that are split, or for those that are not: the one with which they are

@@ -197,7 +197,7 @@ __device__ __forceinline__ void RunMainloop(const Work& work, RowDivider group,
   if constexpr (C::kQueryParts > 0) {
     QuantiseQuery<C>(work, memory + C::kQueryOffset,
                      reinterpret_cast<float*>(memory + C::kQueryFactorOffset));
-  } else if (work.span.softmax_scale < 0) {
+  } else if (work.span.terms.softmax_scale < 0) {
     NegateQuery<C>(memory + C::kQueryOffset);
   }
   QueryOperands<C> query(shared + C::kQueryOffset, thread);

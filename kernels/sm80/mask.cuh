@@ -37,10 +37,10 @@ struct TileMask {
           int64_t{group.Divide(work.tile.row_begin + row)} + work.span.position;
       int64_t begin = 0;
       int64_t end = kv_end;
-      if (work.span.mask.left != Mask::kUnbounded)
-        begin = max(begin, query_position - work.span.mask.left);
-      if (work.span.mask.right != Mask::kUnbounded)
-        end = min(end, query_position + work.span.mask.right + 1);
+      if (work.span.terms.mask.left != Mask::kUnbounded)
+        begin = max(begin, query_position - work.span.terms.mask.left);
+      if (work.span.terms.mask.right != Mask::kUnbounded)
+        end = min(end, query_position + work.span.terms.mask.right + 1);
       visible[row] = {static_cast<int32_t>(min(begin, int64_t{kv_end})),
                       static_cast<int32_t>(max(end, int64_t{0}))};
     }

@@ -138,7 +138,7 @@ __device__ __forceinline__ void LoadCodeValues(uint32_t address, uint32_t (&valu
 template <class C>
 __device__ __forceinline__ SoftmaxScale ScoreScale(const Work& work) {
   if constexpr (C::kCodes) return SoftmaxScale::One();
-  return SoftmaxScale(work.span.softmax_scale);
+  return SoftmaxScale(work.span.terms.softmax_scale);
 }
 
 // For codes of V: puts the columns of the output in the order of ThreadPosition::Column, which they

@@ -67,7 +67,7 @@ __device__ __forceinline__ void QuantiseQuery(const Work& work, std::byte* tile,
 #pragma unroll
     for (int n = 0; n < kBatch; ++n) {
       const float magnitude = fmaxf(Traits::Unpack(largest[n], 0), kLeast);  // kLeast for NaN
-      const float inverse = copysignf(kLargest / magnitude, work.span.softmax_scale);
+      const float inverse = copysignf(kLargest / magnitude, work.span.terms.softmax_scale);
       uint32_t numbers[8];  // kIntegerBase + number
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ void QuantiseQuery(const Work& work, std::byte* tile,
       }
       if (chunk == 0) {
         const bool finite = largest[n] < Traits::kInfinity;
-        float factor = magnitude * (1 / kLargest) * (fabsf(work.span.softmax_scale) * kLog2E);
+        float factor = magnitude * (1 / kLargest) * (fabsf(work.span.terms.softmax_scale) * kLog2E);
         if constexpr (C::kFloatScoreSums) factor = __uint_as_float(__float_as_uint(factor) & ~3u);
         factors[row_at(n)] = finite ? factor : NAN;
       }

@@ -76,7 +76,7 @@ class RowFactors {
   // `scales`: the shared address of the tile's scales.
   __device__ __forceinline__ void Write(const Work& work, uint32_t scales) const {
     // Q's rows have it with kQueryParts.
-    const float log2 = C::kQueryParts > 0 ? 1 : SoftmaxScale(work.span.softmax_scale).log2;
+    const float log2 = C::kQueryParts > 0 ? 1 : SoftmaxScale(work.span.terms.softmax_scale).log2;
 #pragma unroll
     for (int n = 0; n < C::kTileTokens; n += C::kGroupThreads) {
       const int token = n + ThreadIndex<C>() % C::kGroupThreads;

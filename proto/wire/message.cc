@@ -4,15 +4,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/io/coded_stream.h"
-#include "grpcpp/support/byte_buffer.h"
-#include "grpcpp/support/proto_buffer_reader.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "proto/wire/fields.h"
 
 namespace flashcore::wire {
 namespace {
 
+using ::google::protobuf::io::ArrayInputStream;
 using ::google::protobuf::io::CodedInputStream;
 using ::google::protobuf::io::CodedOutputStream;
+using ::google::protobuf::io::ZeroCopyInputStream;
 
 // Appends to a string that may not grow beyond a limit.
 class SmallFields {
@@ -125,41 +126,34 @@ absl::Status Split(CodedInputStream* in, size_t message_bytes, size_t max_small_
   return absl::OkStatus();
 }
 
-// ProtoBufferReader takes a mutable pointer but only reads.
-grpc::ByteBuffer* Mutable(const MessageView& message) {
-  return const_cast<grpc::ByteBuffer*>(message.slices());
-}
-
 }  // namespace
 
-MessageView::MessageView(const grpc::ByteBuffer& slices)
-    : slices_(&slices), size_(slices.Length()) {}
+MessageView::MessageView(absl::string_view bytes)
+    : MessageView(bytes.data(), bytes.size(), [](const void* data, size_t size, Reader reader) {
+        ArrayInputStream stream(data, static_cast<int>(size));
+        reader(&stream);
+      }) {}
 
 absl::Status SplitMessage(const MessageView& message, size_t max_small_bytes,
                           absl::Span<LargeField> large, std::string* small) {
   for (LargeField& field : large) field.offset = field.size = 0;
   small->clear();
-  if (message.size() == 0) return absl::OkStatus();
-  if (message.slices() == nullptr) {
-    CodedInputStream in(reinterpret_cast<const uint8_t*>(message.bytes().data()),
-                        static_cast<int>(message.size()));
-    return Split(&in, message.size(), max_small_bytes, large, small);
-  }
-  grpc::ProtoBufferReader reader(Mutable(message));
-  CodedInputStream in(&reader);
-  return Split(&in, message.size(), max_small_bytes, large, small);
+  absl::Status status;
+  if (message.size() == 0) return status;
+  message.Read([&](ZeroCopyInputStream* stream) {
+    CodedInputStream in(stream);
+    status = Split(&in, message.size(), max_small_bytes, large, small);
+  });
+  return status;
 }
 
 void CopyField(const MessageView& message, const LargeField& field, void* destination) {
   if (field.size == 0) return;
-  if (message.slices() == nullptr) {
-    message.bytes().copy(static_cast<char*>(destination), field.size, field.offset);
-    return;
-  }
-  grpc::ProtoBufferReader reader(Mutable(message));
-  CodedInputStream in(&reader);
-  in.Skip(static_cast<int>(field.offset));
-  in.ReadRaw(destination, static_cast<int>(field.size));
+  message.Read([&](ZeroCopyInputStream* stream) {
+    CodedInputStream in(stream);
+    in.Skip(static_cast<int>(field.offset));
+    in.ReadRaw(destination, static_cast<int>(field.size));
+  });
 }
 
 std::string FieldHeader(int number, size_t payload_bytes) {

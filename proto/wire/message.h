@@ -14,30 +14,34 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-
-namespace grpc {
-class ByteBuffer;
-}
+#include "google/protobuf/io/zero_copy_stream.h"
 
 namespace flashcore::wire {
 
-// A serialized message, in gRPC's slices or in one piece of memory, which outlive it.
+// A serialized message, in one piece of memory or in several, such as a transport's slices
+// (proto/grpc/message_view.h). They outlive it.
 class MessageView {
  public:
-  MessageView(const grpc::ByteBuffer& slices);  // NOLINT(google-explicit-constructor)
-  explicit MessageView(absl::string_view bytes) : bytes_(bytes), size_(bytes.size()) {}
+  using Reader = absl::FunctionRef<void(google::protobuf::io::ZeroCopyInputStream* stream)>;
+  // Calls `reader` once, with a stream of the `size` bytes that `message` has.
+  using Opener = void (*)(const void* message, size_t size, Reader reader);
 
-  const grpc::ByteBuffer* slices() const { return slices_; }  // null: in one piece
-  absl::string_view bytes() const { return bytes_; }          // if in one piece
+  explicit MessageView(absl::string_view bytes);
+  MessageView(const void* message, size_t size, Opener opener)
+      : message_(message), size_(size), opener_(opener) {}
+
   size_t size() const { return size_; }
+  // Calls `reader` once, with a stream of all bytes.
+  void Read(Reader reader) const { opener_(message_, size_, reader); }
 
  private:
-  const grpc::ByteBuffer* slices_ = nullptr;
-  absl::string_view bytes_;
-  size_t size_ = 0;
+  const void* message_;
+  size_t size_;
+  Opener opener_;
 };
 
 // The position of one `bytes` field in its message.

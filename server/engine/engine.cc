@@ -70,15 +70,9 @@ Engine::~Engine() {
   for (std::thread& lane : lanes_) lane.join();
 }
 
-absl::Status Engine::Validate(AttendOperation* operation) {
-  const AttendRequest& request = operation->request;
-  if (absl::Status status = ValidateAttend(request, limits_); !status.ok()) return status;
-  if (absl::Status status = sequences_.Lease(operation); !status.ok()) return status;
-  return ValidateWork(request, operation->sequence_lengths, limits_.max_flop);
-}
-
 void Engine::Admit(AttendOperation* operation, AlarmFactory make_alarm, AdmitDone done) {
-  absl::Status status = Validate(operation);
+  absl::Status status = ValidateAttend(operation->request, limits_);
+  if (status.ok()) status = sequences_.Lease(operation);
   if (status.ok()) {
     operation->tensors.claim()->client = operation->identity.name;
     status = operation->tensors.Allocate(operation->request, &staging_);

@@ -95,7 +95,6 @@ class Engine {
   const Clock& clock() const { return *clock_; }
 
  private:
-  absl::Status Validate(AttendOperation* operation);
   void WaitForStaging(AttendOperation* operation, std::unique_ptr<Alarm> alarm, AdmitDone done);
 
   void RunLane(int lane);

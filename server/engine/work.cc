@@ -45,7 +45,8 @@ Nanoseconds EstimateWork(const AttendOperation& operation, bool is_launched,
     if (!span.sequence_id.empty() && !operation.sequence_lengths.empty()) {
       rows = operation.sequence_lengths[i] + (is_launched ? 0 : span.kv_rows);
     }
-    const Visible visible = VisibleOf(request.mask, ClampRows(span.query_rows), ClampRows(rows));
+    const Visible visible =
+        VisibleOf(request.terms.mask, ClampRows(span.query_rows), ClampRows(rows));
     pairs += visible.pairs;
     kv_rows += visible.kv_rows;
   }

@@ -231,7 +231,7 @@ void LaunchBuilder::AddRead(const AttendOperation& operation, size_t span, TimeP
   for (size_t t = old; t < num_pages; ++t) launch->pages.push_back(arena.place(layer.PageAt(t)));
 
   const kernels::KvRange visible =
-      kernels::VisibleKv(operation.request.mask, query_rows, rows, 0, query_rows);
+      kernels::VisibleKv(operation.request.terms.mask, query_rows, rows, 0, query_rows);
   const auto at = [&](int32_t row) {
     return launch->pages.begin() + static_cast<std::ptrdiff_t>(first) + row;
   };

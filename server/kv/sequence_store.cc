@@ -320,7 +320,7 @@ absl::Status SequenceStore::Lease(AttendOperation* operation) {
   }
   operation->sequences.store_ = this;
   operation->sequences.sequences_ = std::move(leased);
-  return absl::OkStatus();
+  return ValidateWork(request, operation->sequence_lengths, options_.max_request_flop);
 }
 
 // Names all lost sequences of the operation; that of span `first` is the first one.

@@ -101,9 +101,10 @@ class SequenceStore {
   // Deletes one orphan: call it until it returns false. Others get the mutex in between.
   bool DeleteOrphan();
 
-  // Finds the sequences that the operation's spans name and checks that they fit the request. Sets
-  // operation->sequences, ->order, and ->sequence_lengths to the current lengths. Does nothing if
-  // all K/V is inline. NOT_FOUND, INVALID_ARGUMENT, PERMISSION_DENIED.
+  // Finds the sequences that the operation's spans name and checks that they fit the request, and
+  // its work with them the limit. Sets operation->sequences, ->order, and ->sequence_lengths to the
+  // current lengths. Does nothing if all K/V is inline. NOT_FOUND, INVALID_ARGUMENT,
+  // PERMISSION_DENIED.
   absl::Status Lease(AttendOperation* operation);
 
   // Fills in `*launch`: allocates pages for what `operations` append, in their order, each

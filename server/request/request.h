@@ -50,8 +50,7 @@ struct AttendRequest {
   uint32_t num_kv_heads = 0;
   uint32_t head_dim = 0;
   Layout layout = Layout::kNhd;
-  kernels::Mask mask;
-  float softmax_scale = 0;
+  kernels::Terms terms;
   kernels::Precision precision = kernels::Precision::k16Bit;  // the least that it accepts
   bool return_lse = false;
   uint32_t layer = 0;

@@ -48,8 +48,7 @@ kernels::Span InlineSpan(const AttendRequest& request, const SpanShape& shape,
   span.lse = tensors.lse;
   span.lse_row_stride = tensors.lse_strides.row;
   span.lse_head_stride = tensors.lse_strides.head;
-  span.mask = request.mask;
-  span.softmax_scale = request.softmax_scale;
+  span.terms = request.terms;
   span.kv.key = tensors.key;
   span.kv.value = tensors.value;
   span.kv.page_stride = kernels::kPageTokens * tensors.kv_strides.row;

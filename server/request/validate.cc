@@ -48,12 +48,15 @@ absl::Status ValidateHeads(const AttendRequest& request, const RequestLimits& li
   return absl::OkStatus();
 }
 
-absl::Status ValidateMask(const kernels::Mask& mask) {
-  if (mask.left < 0) {
-    return Invalid("mask.window_left: ", mask.left, " is negative; unset means unbounded");
+absl::Status ValidateTerms(const kernels::Terms& terms) {
+  if (terms.mask.left < 0) {
+    return Invalid("mask.window_left: ", terms.mask.left, " is negative; unset means unbounded");
   }
-  if (mask.right < 0) {
-    return Invalid("mask.window_right: ", mask.right, " is negative; unset means unbounded");
+  if (terms.mask.right < 0) {
+    return Invalid("mask.window_right: ", terms.mask.right, " is negative; unset means unbounded");
+  }
+  if (!std::isfinite(terms.softmax_scale)) {
+    return Invalid("softmax_scale: ", terms.softmax_scale, " is not finite");
   }
   return absl::OkStatus();
 }
@@ -139,10 +142,7 @@ absl::Status ValidateAttend(const AttendRequest& request, const RequestLimits& l
     return status;
   }
   if (absl::Status status = ValidateHeads(request, limits); !status.ok()) return status;
-  if (absl::Status status = ValidateMask(request.mask); !status.ok()) return status;
-  if (!std::isfinite(request.softmax_scale)) {
-    return Invalid("softmax_scale: ", request.softmax_scale, " is not finite");
-  }
+  if (absl::Status status = ValidateTerms(request.terms); !status.ok()) return status;
   if (request.spans.empty() || request.spans.size() > limits.max_spans) {
     return Invalid("spans: ", request.spans.size(), " came; 1..", limits.max_spans, " are allowed");
   }
@@ -164,8 +164,9 @@ absl::Status ValidateAttend(const AttendRequest& request, const RequestLimits& l
       ValidateTensor(kKey, "key", kv_rows, request.num_kv_heads, request, request.key_bytes));
   status.Update(
       ValidateTensor(kValue, "value", kv_rows, request.num_kv_heads, request, request.value_bytes));
-  if (!status.ok()) return status;
-  return ValidateRanges(request);
+  if (status.ok()) status = ValidateRanges(request);
+  if (status.ok() && all_inline) status = ValidateWork(request, {}, limits.max_flop);
+  return status;
 }
 
 // In floating point, which cannot overflow here and is exact enough.

@@ -1,6 +1,7 @@
-// The one place where a request's shape is checked. Checks that depend on the state of a sequence
-// are made where that is known: its length by SequenceStore, and the work of a request again when
-// earlier appends to its sequences have landed (kv/launch_builder.h).
+// The one place where a request's shape is checked, once. Checks that depend on the length of a
+// sequence are made where that is known: the work of a request with resident K/V by
+// SequenceStore::Lease, and again when earlier appends to its sequences have landed
+// (kv/launch_builder.h).
 #ifndef FLASHCORE_SERVER_REQUEST_VALIDATE_H_
 #define FLASHCORE_SERVER_REQUEST_VALIDATE_H_
 
@@ -28,8 +29,8 @@ absl::Status ValidateDType(kernels::DType dtype, const std::vector<kernels::DTyp
 
 // After OK, `request` is consistent and within `limits`: no size computed from it overflows, and
 // every tensor has exactly the bytes of its shape. Otherwise INVALID_ARGUMENT, with a message that
-// names the field, its value, and what is allowed. Does not check the sequences: SequenceStore
-// does. Allocates nothing but the message.
+// names the field, its value, and what is allowed. Does not check the sequences, nor the work if
+// there are any: SequenceStore does. Allocates nothing but the message.
 absl::Status ValidateAttend(const AttendRequest& request, const RequestLimits& limits);
 
 // INVALID_ARGUMENT if the request's work exceeds `max_flop`. `sequence_lengths`: rows in the

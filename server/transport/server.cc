@@ -142,13 +142,11 @@ void LimitConnections(const Server::Connections& limits, grpc::ServerBuilder* bu
 }
 
 // The services that reflection lists.
-std::vector<std::string> ServiceNames(const Server::Options& options) {
-  std::vector<std::string> names = {
-      v1::AttentionService::service_full_name(),
-      grpc::reflection::v1::ServerReflection::service_full_name(),
-      grpc::reflection::v1alpha::ServerReflection::service_full_name(), "grpc.health.v1.Health"};
-  if (options.enable_echo) names.emplace_back(v1::DebugService::service_full_name());
-  return names;
+std::vector<std::string> ServiceNames() {
+  return {v1::AttentionService::service_full_name(),
+          grpc::reflection::v1::ServerReflection::service_full_name(),
+          grpc::reflection::v1alpha::ServerReflection::service_full_name(),
+          "grpc.health.v1.Health"};
 }
 
 std::function<void(const std::string& address)> WhenDead(const Server::Options& options) {
@@ -168,9 +166,6 @@ std::vector<RpcMethod> Server::Methods(const Options& options) {
       methods.push_back(std::move(method));
     }
   }
-  if (options.enable_echo) {
-    for (RpcMethod& method : DebugService::Methods()) methods.push_back(std::move(method));
-  }
   return methods;
 }
 
@@ -182,15 +177,11 @@ Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
                &client_connections_, MakeGrpcAlarm},
       methods_(MethodsOptions(options), fleet, &context_),
       attention_(&methods_),
-      reflection_(ServiceNames(options), &context_) {
+      reflection_(ServiceNames(), &context_) {
   std::vector<StagingPool*> pools;
   for (const auto& engine : fleet->engines()) pools.push_back(&engine->staging());
   context_.unsent.Start(options.unsent_replies, context_.clock, std::move(pools));
   context_.max_message_bytes = options.max_message_bytes;
-  if (options.enable_echo) {
-    debug_ = std::make_unique<DebugService>(options.max_message_bytes, options.max_stream_inflight,
-                                            &context_);
-  }
 }
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Fleet* fleet,
@@ -210,7 +201,6 @@ absl::Status Server::ReadCredentials(const Options& options) {
   const auto on_tokens = [this](TokenTable tokens) {
     context_.authenticator.SetTokens(std::move(tokens));
     attention_.EndRevoked();
-    if (debug_ != nullptr) debug_->EndRevoked();
   };
   auto files =
       CredentialFiles::Start(options.credentials, context_.metrics, context_.clock, on_tokens);
@@ -241,7 +231,6 @@ absl::Status Server::Listen(const Options& options) {
     if (!status.ok()) return status;
   }
   builder.RegisterService(&attention_);
-  if (debug_ != nullptr) builder.RegisterService(debug_.get());
   if (options.enable_reflection) {
     for (grpc::Service* service : reflection_.services()) builder.RegisterService(service);
   }
@@ -339,7 +328,6 @@ bool Server::Drain(absl::Duration timeout) {
   const TimePoint begin = context_.clock->Now();
   SetServing(false);
   attention_.Drain();
-  if (debug_ != nullptr) debug_->Drain();
   const Nanoseconds end = std::min(kEndOfDrain, absl::ToChronoNanoseconds(timeout) / 4);
   const TimePoint deadline = begin + absl::ToChronoNanoseconds(timeout) - end;
   if (!WaitForRpcs(deadline)) {

@@ -18,7 +18,6 @@
 #include "server/base/socket.h"
 #include "server/engine/fleet.h"
 #include "server/transport/grpc/attention_service.h"
-#include "server/transport/grpc/debug_service.h"
 #include "server/transport/grpc/guard/accept_loop.h"
 #include "server/transport/grpc/guard/self_check.h"
 #include "server/transport/grpc/reflection.h"
@@ -52,7 +51,6 @@ class Server {
     int max_stream_inflight = 64;  // unanswered requests of one AttendStream; then it is not read
     UnsentReplies::Options unsent_replies;
     SharedMemory::Options shared_memory;
-    bool enable_echo = false;
     CredentialFiles::Options credentials;
     std::string local_listen;  // path of the local socket; empty: none
     // Its client_certificates and needs_tokens follow from `credentials`.
@@ -108,7 +106,6 @@ class Server {
   RpcContext context_;
   AttentionMethods methods_;
   AttentionService attention_;
-  std::unique_ptr<DebugService> debug_;  // null: disabled
   Reflection reflection_;
   std::unique_ptr<CredentialFiles> credentials_;  // its thread calls the services
   std::vector<std::string> addresses_;

@@ -92,8 +92,8 @@ class Server:
 def flashcore_command(args, *flags, device=None, kv_bytes=2 << 30):
     """The command of a flashcore-server. On a GPU its K/V is bounded: other servers need memory."""
     return [args.server, f"--device={device or args.device}", f"--kv_memory_bytes={kv_bytes}",
-            "--client_kv_bytes=0", "--enable_echo", "--metrics_listen=127.0.0.1:0",
-            "--log_format=json", *args.server_flag, *flags]
+            "--client_kv_bytes=0", "--metrics_listen=127.0.0.1:0", "--log_format=json",
+            *args.server_flag, *flags]
 
 
 class Bench:
@@ -130,18 +130,21 @@ class Bench:
         """The report of one more round. Raises Failure if a request failed or an answer was wrong. A
         round that was too short for one request of each kind is repeated a few times."""
         for _ in range(ATTEMPTS):
-            with contextlib.suppress(OSError):  # if it has ended, so has its output
-                self._process.stdin.write(b"\n")
-                self._process.stdin.flush()
-            report = self._line(ROUND_SECONDS)
-            counts = {name: report[name] for name in ("ok", "failed", "wrong_replies", "echoes")
-                      if name in report}
+            report = self._answer("")
+            counts = {name: report[name] for name in ("ok", "failed", "wrong_replies")}
             if counts["failed"] or counts["wrong_replies"]:
                 break
             inline = report.get("inline", {}).get("ok", 1)
-            if counts["ok"] and counts.get("echoes", 1) and inline:
+            if counts["ok"] and inline:
                 return report
         raise Failure(f"{counts}: {self._error_text()}")
+
+    def _answer(self, text):
+        """Its next line of output, after this line of input."""
+        with contextlib.suppress(OSError):  # if it has ended, so has its output
+            self._process.stdin.write(f"{text}\n".encode())
+            self._process.stdin.flush()
+        return self._line(ROUND_SECONDS)
 
     def _line(self, seconds):
         """The next line of its output, parsed."""
@@ -163,21 +166,35 @@ class Bench:
         return self._errors.read().decode(errors="replace").strip()[-500:]
 
 
+class Echo(Bench):
+    """A bare gRPC echo in a process of its own: `flashcore-grpc-api-bench --echo`."""
+
+    def latency(self, report):
+        """{"p50", "p99"} of unary echoes, one at a time, in microseconds: of as many bytes, over the same
+        transport and for as long as the requests of a report of `flashcore bench`."""
+        return self._answer(f"{report['transport']} {round(report['request_bytes'])} "
+                            f"{round(report['response_bytes'])} {report['duration_seconds']}")
+
+
 def bench_command(args, flags, clients):
     return [args.cli, "bench", "--json", "--rounds_from_stdin", *flags,
             f"--concurrency={clients}", f"--connections={min(clients, args.connections)}",
             f"--duration={args.duration}s", f"--warmup={args.warmup}s"]
 
 
-def run_rounds(commands, rounds):
+def run_rounds(commands, rounds, echo=None):
     """{name: (reports, error)} of {name: command}. A variant that fails is left out from then on;
-    `error` says why, else it is empty."""
+    `error` says why, else it is empty. `echo`: a flashcore-grpc-api-bench, whose echo takes turns with
+    each variant; the reports have its latency as "echo_us"."""
     reports = {name: [] for name in commands}
     errors = dict.fromkeys(commands, "")
     with contextlib.ExitStack() as stack:
         benches = {}
         for name, command in commands.items():
             benches[name] = stack.enter_context(Bench(command))
+        if echo:
+            echo = stack.enter_context(Echo([echo, "--echo"]))
+            echo.wait_until_ready()
         for name, bench in benches.items():
             with noted(errors, name):
                 bench.wait_until_ready()
@@ -185,7 +202,10 @@ def run_rounds(commands, rounds):
             for name in list(benches)[::-1 if number % 2 else 1]:
                 if not errors[name]:
                     with noted(errors, name):
-                        reports[name].append(benches[name].round())
+                        report = benches[name].round()
+                        if echo:
+                            report["echo_us"] = echo.latency(report)
+                        reports[name].append(report)
     return {name: (reports[name], errors[name]) for name in commands}
 
 
@@ -210,8 +230,9 @@ def quantities(report):
     if "echo_us" in report:
         out["echo_p50_us"] = report["echo_us"]["p50"]
         out["echo_p99_us"] = report["echo_us"]["p99"]
-        out["outside_kernel_over_echo"] = report["outside_kernel_to_echo_p50_ratio"]
-        out["latency_over_echo_and_kernel"] = report["latency_to_echo_and_kernel_p50_ratio"]
+        out["outside_kernel_over_echo"] = out["outside_kernel_p50_us"] / out["echo_p50_us"]
+        out["latency_over_echo_and_kernel"] = (
+            out["p50_us"] / (out["echo_p50_us"] + out["kernel_p50_us"]))
     if "inline" in report:
         out["inline_p50_us"] = report["inline"]["latency_us"]["p50"]
         out["inline_request_bytes"] = report["inline"]["request_bytes"]
@@ -279,14 +300,15 @@ class Record:
                      "rows": [], "left_out": [], "failures": []}
 
     def cell(self, args, section, case, clients, variants, baseline=None, **where):
-        """Measures and adds one cell. `variants`: flags of `flashcore bench` by name."""
+        """Measures and adds one cell. `variants`: flags of `flashcore bench` by name. With echo=True in
+        `where`, an echo takes turns with each."""
         where = {"section": section, "case": case, "clients": clients, **where}
         if time.monotonic() > self._end:
             print(f"left out, out of time: {where}", flush=True)
             self.data["left_out"].append({**where, "why": "out of time"})
             return []
         commands = {name: bench_command(args, flags, clients) for name, flags in variants.items()}
-        results = run_rounds(commands, args.rounds)
+        results = run_rounds(commands, args.rounds, args.echo if where.get("echo") else None)
         rows = make_rows(where, results, baseline or next(iter(variants)))
         for row in rows:
             print(format_row(row), flush=True)
@@ -322,6 +344,7 @@ def add_arguments(parser):
     """The arguments of every record."""
     parser.add_argument("--server", default="build/server/flashcore-server")
     parser.add_argument("--cli", default="build/client/cli/flashcore")
+    parser.add_argument("--echo", default="build/tests/bench/flashcore-grpc-api-bench")
     parser.add_argument("--device", default="cuda:0", help="of all servers")
     parser.add_argument("--rounds", type=int, default=3, help="of each cell")
     parser.add_argument("--duration", type=float, default=1, help="seconds of a round")

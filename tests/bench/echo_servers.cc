@@ -2,8 +2,10 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -11,42 +13,46 @@
 #include <optional>
 #include <thread>
 #include <utility>
+#include <vector>
 
-#include "flashcore/v1/debug.grpc.pb.h"
+#include "flashcore/v1/attention.grpc.pb.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "server/transport/grpc/guard/self_check.h"
 
 namespace flashcore::bench {
 namespace {
 
-using v1::DebugService;
+using v1::AttentionService;
 
 // The service's work on its bytes; the same code behind both APIs. Thread-safe.
 class Echo {
  public:
-  Echo() : reply_(kLargeReplyBytes, 'r') {}
+  Echo() : reply_(kMaxReplyBytes, 'r') {}
 
   grpc::ByteBuffer Answer(const grpc::ByteBuffer& request) {
+    uint64_t reply_bytes = 0;
     std::vector<grpc::Slice> slices;
-    if (!request.Dump(&slices).ok()) return {};
-    std::vector<char> buffer = Take();
-    size_t bytes = 0;
-    for (const grpc::Slice& slice : slices) {
-      if (bytes + slice.size() > buffer.size()) break;
-      std::memcpy(buffer.data() + bytes, slice.begin(), slice.size());
-      bytes += slice.size();
+    if (request.Length() < sizeof(reply_bytes) || request.Length() > kMaxRequestBytes ||
+        !request.Dump(&slices).ok()) {
+      return {};
     }
+    std::vector<char> buffer = Take();
+    char* end = buffer.data();
+    for (const grpc::Slice& slice : slices) {
+      std::memcpy(end, slice.begin(), slice.size());
+      end += slice.size();
+    }
+    std::memcpy(&reply_bytes, buffer.data(), sizeof(reply_bytes));
     Return(std::move(buffer));
-    const grpc::Slice slice(reply_.data(),
-                            bytes >= kLargeRequestBytes ? kLargeReplyBytes : kSmallReplyBytes,
-                            grpc::Slice::STATIC_SLICE);
+    if (reply_bytes > kMaxReplyBytes) return {};
+    const grpc::Slice slice(reply_.data(), reply_bytes, grpc::Slice::STATIC_SLICE);
     return grpc::ByteBuffer(&slice, 1);
   }
 
  private:
   std::vector<char> Take() {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (buffers_.empty()) return std::vector<char>(kLargeRequestBytes + 4096);
+    if (buffers_.empty()) return std::vector<char>(kMaxRequestBytes);
     std::vector<char> buffer = std::move(buffers_.back());
     buffers_.pop_back();
     return buffer;
@@ -110,6 +116,7 @@ class Answerer {
 
 void Listen(grpc::ServerBuilder* builder, const EchoOptions& options, int* port) {
   builder->AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), port);
+  if (options.unix_path.empty()) return;
   builder->AddListeningPort("unix:" + options.unix_path, grpc::InsecureServerCredentials());
 }
 
@@ -128,13 +135,14 @@ class CallbackServer final : public EchoServer {
   }
 
  private:
-  class Service final : public DebugService::WithRawCallbackMethod_Echo<DebugService::Service> {
+  class Service final
+      : public AttentionService::WithRawCallbackMethod_Attend<AttentionService::Service> {
    public:
     explicit Service(bool handoff) : answerer_(handoff) {}
 
-    grpc::ServerUnaryReactor* Echo(grpc::CallbackServerContext* context,
-                                   const grpc::ByteBuffer* request,
-                                   grpc::ByteBuffer* reply) override {
+    grpc::ServerUnaryReactor* Attend(grpc::CallbackServerContext* context,
+                                     const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* reply) override {
       *reply = echo_.Answer(*request);
       grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
       answerer_.Run([reactor] { reactor->Finish(grpc::Status::OK); });
@@ -142,7 +150,7 @@ class CallbackServer final : public EchoServer {
     }
 
    private:
-    bench::Echo echo_;
+    Echo echo_;
     Answerer answerer_;
   };
 
@@ -176,7 +184,7 @@ class QueueServer final : public EchoServer {
  private:
   static constexpr int kWaitingCalls = 16;  // per queue: more than the clients have in flight
 
-  using Service = DebugService::WithRawMethod_Echo<DebugService::Service>;
+  using Service = AttentionService::WithRawMethod_Attend<AttentionService::Service>;
 
   struct Call {
     grpc::ServerContext context;
@@ -188,7 +196,7 @@ class QueueServer final : public EchoServer {
 
   void Await(grpc::ServerCompletionQueue* queue) {
     auto* call = new Call;
-    service_.RequestEcho(&call->context, &call->request, &call->writer, queue, queue, call);
+    service_.RequestAttend(&call->context, &call->request, &call->writer, queue, queue, call);
   }
 
   void Serve(grpc::ServerCompletionQueue* queue) {
@@ -217,6 +225,13 @@ class QueueServer final : public EchoServer {
 };
 
 }  // namespace
+
+std::string EchoRequest(size_t bytes, size_t reply_bytes) {
+  const uint64_t in_front = reply_bytes;
+  std::string request(std::max(bytes, sizeof(in_front)), 'q');
+  std::memcpy(request.data(), &in_front, sizeof(in_front));
+  return request;
+}
 
 std::unique_ptr<EchoServer> StartCallbackServer(const EchoOptions& options) {
   auto server = std::make_unique<CallbackServer>(options.handoff);

@@ -1,21 +1,24 @@
-// The same raw echo server written with each of gRPC's two asynchronous server APIs.
+// The same raw echo server written with each of gRPC's two asynchronous server APIs: the baseline
+// for the transport of Attend.
 #ifndef FLASHCORE_TESTS_BENCH_ECHO_SERVERS_H_
 #define FLASHCORE_TESTS_BENCH_ECHO_SERVERS_H_
 
+#include <cstddef>
 #include <memory>
 #include <string>
-#include <vector>
 
 namespace flashcore::bench {
 
-inline constexpr size_t kSmallRequestBytes = 1024;
-inline constexpr size_t kSmallReplyBytes = 1024;
-inline constexpr size_t kLargeRequestBytes = size_t{3} << 19;  // Q, K and V of 1x8x512x64 in FP16
-inline constexpr size_t kLargeReplyBytes = size_t{1} << 19;    // O of the same
+inline constexpr size_t kMaxRequestBytes = size_t{2} << 20;
+inline constexpr size_t kMaxReplyBytes = size_t{1} << 20;
+inline constexpr char kEchoMethod[] = "/flashcore.v1.AttentionService/Attend";
 
-// Copies a request once into a warm buffer and answers with a static slice: of kLargeReplyBytes to
-// a request of kLargeRequestBytes or more, of kSmallReplyBytes to any other. Serves until
-// destroyed.
+// A message of `bytes`, at least 8, to which an echo server answers with `reply_bytes`.
+std::string EchoRequest(size_t bytes, size_t reply_bytes);
+
+// Serves kEchoMethod until destroyed. Treats bytes as Attend does: copies a request once into a
+// warm buffer and answers with a static slice. There is no queue and no kernel. A call with more
+// than the sizes above does not succeed.
 class EchoServer {
  public:
   virtual ~EchoServer() = default;
@@ -23,7 +26,7 @@ class EchoServer {
 };
 
 struct EchoOptions {
-  std::string unix_path;  // of a Unix socket to listen on, besides a TCP port
+  std::string unix_path;  // of a Unix socket to listen on, besides a TCP port; empty: none
   // Answer from one more thread, as a service does whose work is done by a device, instead of from
   // the thread that gRPC calls.
   bool handoff = false;

@@ -1,6 +1,8 @@
 // gRPC's callback API against its completion queues, for a service that moves attention's tensors:
 // the same raw echo on each, measured in turn by one client in one run.
 //
+// With --echo, one callback server is the baseline of other benchmarks: see MeasureLines.
+//
 // Each server is a process of its own, so that its threads and its memory are its own: callback
 // servers and clients in one process would share gRPC's threads.
 #include <grpcpp/generic/generic_stub.h>
@@ -16,6 +18,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -32,13 +35,14 @@ ABSL_FLAG(double, seconds, 0.5, "Measured time of each cell in each round.");
 ABSL_FLAG(int, connections, 1000, "Idle connections whose memory is measured; 0 for none.");
 
 ABSL_FLAG(bool, handoff, false, "Answer from a thread of the service, not from gRPC's.");
+ABSL_FLAG(bool, echo, false,
+          "Print {\"ready\":true}, then for each line \"tcp|unix REQUEST_BYTES REPLY_BYTES "
+          "SECONDS\" of standard input the latency of an echo, one at a time, in microseconds.");
 
 namespace flashcore::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-constexpr char kMethod[] = "/flashcore.v1.DebugService/Echo";
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -168,9 +172,17 @@ struct Slot {
   Clock::time_point start;
 };
 
+struct Sizes {
+  const char* name;
+  size_t request_bytes;
+  size_t reply_bytes;
+};
+constexpr Sizes kSmall = {"1 KB / 1 KB", 1024, 1024};
+constexpr Sizes kLarge = {"1.5 MB / 0.5 MB", size_t{3} << 19, size_t{1} << 19};  // 1x8x512x64, FP16
+
 struct Cell {
   bool unix_socket;
-  bool large;
+  Sizes sizes;
   int concurrency;
 };
 
@@ -185,9 +197,9 @@ struct Result {
 class Client {
  public:
   Client(const std::string& target, const Cell& cell)
-      : cell_(cell),
-        stub_(grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), Arguments())),
-        payload_(cell.large ? kLargeRequestBytes : kSmallRequestBytes, 'q'),
+      : stub_(grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), Arguments())),
+        payload_(EchoRequest(cell.sizes.request_bytes, cell.sizes.reply_bytes)),
+        reply_(cell.sizes.reply_bytes),
         slots_(cell.concurrency) {}
 
   ~Client() {
@@ -207,7 +219,7 @@ class Client {
     bool ok = false;
     while (flying > 0 && queue_.Next(&tag, &ok)) {
       auto* slot = static_cast<Slot*>(tag);
-      Check(*slot);
+      Take(*slot);
       latencies.push_back(SecondsSince(slot->start) * 1e6);
       if (SecondsSince(begin) < seconds) {
         Send(slot);
@@ -235,23 +247,28 @@ class Client {
     slot->context = std::make_unique<grpc::ClientContext>();
     slot->reply.Clear();
     const grpc::Slice slice(payload_.data(), payload_.size(), grpc::Slice::STATIC_SLICE);
-    slot->reader =
-        stub_.PrepareUnaryCall(slot->context.get(), kMethod, grpc::ByteBuffer(&slice, 1), &queue_);
+    slot->reader = stub_.PrepareUnaryCall(slot->context.get(), kEchoMethod,
+                                          grpc::ByteBuffer(&slice, 1), &queue_);
     slot->reader->StartCall();
     slot->reader->Finish(&slot->reply, &slot->status, slot);
   }
 
-  void Check(const Slot& slot) const {
-    const size_t want = cell_.large ? kLargeReplyBytes : kSmallReplyBytes;
-    if (slot.status.ok() && slot.reply.Length() == want) return;
+  // Copies the reply once, as the client of Attend does.
+  void Take(const Slot& slot) {
+    std::vector<grpc::Slice> slices;
+    if (slot.status.ok() && slot.reply.Length() == reply_.size() && slot.reply.Dump(&slices).ok()) {
+      uint8_t* end = reply_.data();
+      for (const grpc::Slice& slice : slices) end = std::copy(slice.begin(), slice.end(), end);
+      return;
+    }
     std::fprintf(stderr, "call failed: %s (%zu reply bytes)\n", slot.status.error_message().c_str(),
                  slot.status.ok() ? slot.reply.Length() : 0);
     std::exit(1);
   }
 
-  const Cell cell_;
   grpc::GenericStub stub_;
   const std::string payload_;
+  std::vector<uint8_t> reply_;
   grpc::CompletionQueue queue_;
   std::vector<Slot> slots_;
 };
@@ -278,9 +295,9 @@ void PrintRow(const Cell& cell, const std::string& server, Result* result, const
       std::minmax_element(result->round_p50_us.begin(), result->round_p50_us.end());
   absl::PrintF(
       "| %s | %s | %d | %s | %.0f | %.0f..%.0f | %.0f | %.0f | %.0f | %.1f | %.2f | %.2f |\n",
-      cell.large ? "1.5 MB / 0.5 MB" : "1 KB / 1 KB", cell.unix_socket ? "unix" : "tcp",
-      cell.concurrency, server, p50, *low, *high, p99, rate, result->cost.cpu_us / calls,
-      result->cost.switches / calls, p50 / base_p50, rate / base_rate);
+      cell.sizes.name, cell.unix_socket ? "unix" : "tcp", cell.concurrency, server, p50, *low,
+      *high, p99, rate, result->cost.cpu_us / calls, result->cost.switches / calls, p50 / base_p50,
+      rate / base_rate);
   std::fflush(stdout);
 }
 
@@ -331,7 +348,7 @@ void MeasureIdle(const Child& child, int connections) {
 
 // The first request after a burst and a pause: is anybody still listening?
 void MeasurePause(const Child& child) {
-  Client client(Target(child, false), Cell{false, false, 1});
+  Client client(Target(child, false), Cell{false, kSmall, 1});
   Result result;
   for (const int pause_ms : {500, 1010, 1030, 1050, 1070, 1090, 1500}) {
     client.Run(0.05, nullptr);
@@ -343,18 +360,25 @@ void MeasurePause(const Child& child) {
   absl::PrintF("\n");
 }
 
-int Main() {
-  rlimit files;
-  getrlimit(RLIMIT_NOFILE, &files);
-  files.rlim_cur = files.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &files);
+// Measures what --echo asks for.
+void MeasureLines(const Child& child) {
+  absl::PrintF("{\"ready\":true}\n");
+  std::fflush(stdout);
+  std::string transport;
+  Cell cell{false, {}, 1};
+  double seconds = 0;
+  while (std::cin >> transport >> cell.sizes.request_bytes >> cell.sizes.reply_bytes >> seconds) {
+    Client client(Target(child, transport == "unix"), cell);
+    client.Run(seconds / 5, nullptr);
+    Result result;
+    client.Run(seconds, &result);
+    absl::PrintF("{\"p50\": %.3f, \"p99\": %.3f}\n", Percentile(&result.latency_us, 0.50),
+                 Percentile(&result.latency_us, 0.99));
+    std::fflush(stdout);
+  }
+}
 
-  char directory[] = "/tmp/grpc_api_bench.XXXXXX";
-  if (mkdtemp(directory) == nullptr) return 1;
-  std::vector<Child> children;
-  for (const ServerKind& kind : kServers) children.push_back(Spawn(kind, directory, children));
-  KeepFreedMemory();  // the client is the same for all, so let it be out of the way
-
+void MeasureAll(const std::vector<Child>& children) {
   absl::PrintF(
       "gRPC %s, %u cores, answers from %s thread; ratios to \"%s\" of the same "
       "cell\n\n",
@@ -370,9 +394,9 @@ int Main() {
       "| request / reply | over | in flight | server | p50 us | p50 by round | p99 us | requests/s "
       "| server CPU us/request | server sleeps/request | p50 ratio | rate ratio |\n"
       "|---|---|---|---|---|---|---|---|---|---|---|---|\n");
-  for (const bool large : {false, true}) {
+  for (const Sizes& sizes : {kSmall, kLarge}) {
     for (const bool unix_socket : {false, true}) {
-      for (const int concurrency : {1, 8}) MeasureCell(children, {unix_socket, large, concurrency});
+      for (const int concurrency : {1, 8}) MeasureCell(children, {unix_socket, sizes, concurrency});
     }
   }
   absl::PrintF(
@@ -383,6 +407,27 @@ int Main() {
   for (const Child& child : children) {
     absl::PrintF("| %s | %ld | %.1f |\n", child.name, ProcessStatus(child.pid, "Threads"),
                  ProcessStatus(child.pid, "VmRSS") / 1024.0);
+  }
+}
+
+int Main() {
+  rlimit files;
+  getrlimit(RLIMIT_NOFILE, &files);
+  files.rlim_cur = files.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &files);
+
+  char directory[] = "/tmp/grpc_api_bench.XXXXXX";
+  if (mkdtemp(directory) == nullptr) return 1;
+  const bool echo = absl::GetFlag(FLAGS_echo);
+  std::vector<Child> children;
+  for (const ServerKind& kind : kServers) {
+    if (!echo || &kind == &kServers[kBase]) children.push_back(Spawn(kind, directory, children));
+  }
+  KeepFreedMemory();  // the client is the same for all, so let it be out of the way
+  if (echo) {
+    MeasureLines(children.front());
+  } else {
+    MeasureAll(children);
   }
   for (const Child& child : children) {
     close(child.control);

@@ -21,6 +21,7 @@
 #include "kernels/cuda/work_list.h"
 #include "kernels/plan_cache.h"
 #include "kernels/sm80/tiles.h"
+#include "proto/grpc/message_view.h"
 #include "server/engine/batcher.h"
 #include "server/engine/work.h"
 #include "server/kv/operation.h"
@@ -179,16 +180,15 @@ void Step(Host* host, const std::string& bytes, Lane* lane, StepTimes* times) {
   TensorFields tensors;
   bool well_formed = false;
   times->Begin();
-  Check(ParseAttend(message, nullptr, operation.get(), &tensors, &well_formed));
+  Check(ParseAttend(wire::ViewOf(message), nullptr, operation.get(), &tensors, &well_formed));
   times->End("receive: parse");
   Check(ValidateAttend(operation->request, limits));
   times->End("receive: validate");
   Check(host->sequences.Lease(operation.get()));
   times->End("receive: lease");
-  Check(ValidateWork(operation->request, operation->sequence_lengths, limits.max_flop));
   operation->tensors.claim()->client = operation->identity.name;
   Check(operation->tensors.Allocate(operation->request, &host->staging));
-  times->End("receive: work, staging memory");
+  times->End("receive: staging memory");
   AttendOperation* displaced = nullptr;
   Check(host->batcher.Enqueue(operation.get(), &displaced));
   times->End("queue: enqueue");

@@ -7,13 +7,13 @@
 BUILD is a release build, by default build/. Needs Debian's libopenblas0.
 
 Each figure is a ratio of two times from one run, in which both sides take turns, call by call or
-every 50 ms, so that what slows the machine slows both:
+every 100 ms, so that what slows the machine slows both:
 
     kernel_d64, kernel_d128  a CPU kernel on one thread to OpenBLAS SGEMM, for as many floating-point
                              operations
     kernel_decode            the same to OpenBLAS SGEMV, for as many bytes of K/V, which fit an L2
-    attend_small             latency of an Attend with little to compute to that of an echo
-    attend_transport         latency of an Attend of 512 KiB, outside the kernel, to that of an echo
+    small_to_bare_echo       latency of an Attend with little to compute to that of a bare gRPC echo
+    transport_to_bare_echo   latency of an Attend of 512 KiB, outside the kernel, to that of the echo
 
 A ratio is measured REPEATS times. The median counts, and it may be LIMIT times that on record. A failure is
 measured again, ATTEMPTS times in all, and passes with the lowest median: a burst of other work on the machine
@@ -30,7 +30,6 @@ import functools
 import json
 import pathlib
 import statistics
-import subprocess
 import sys
 import time
 
@@ -49,7 +48,8 @@ ATTEMPTS = 3
 
 # Per repeat. A call takes at most 5 ms: shorter than what the scheduler lets run at a stretch.
 KERNEL_SECONDS = 0.6
-SERVER_SECONDS = 1.2
+SERVER_ROUNDS = 6
+ROUND_SECONDS = 0.1
 SGEMM_N = 384
 SGEMV_N = 256
 KERNEL_DECODE_BYTES = 2 * 2 * 256 * 128 * 2
@@ -57,9 +57,9 @@ KERNEL_DECODE_BYTES = 2 * 2 * 256 * 128 * 2
 KERNELS = {"kernel_d64": ("1x2x512x64", 4 * 2 * 512 * 512 * 64),
            "kernel_d128": ("1x1x512x128", 4 * 512 * 512 * 128),
            "kernel_decode": ("1x2x256x128,q=1", None)}
-# Name -> (shape of the requests, the percentiles that are divided by echo_us).
-SERVER = {"attend_small": ("1x8x16x64", "latency_us"),
-          "attend_transport": ("1x8x128x64", "outside_kernel_us")}
+# Name -> (shape of the requests, the percentiles that are divided by those of an echo).
+SERVER = {"small_to_bare_echo": ("1x8x16x64", "latency_us"),
+          "transport_to_bare_echo": ("1x8x128x64", "outside_kernel_us")}
 
 
 def fastest(calls, seconds):
@@ -116,14 +116,14 @@ class Kernels:
 def measure_attend(build, target, name):
     """One repeat on the server at `target`."""
     shape, latency = SERVER[name]
-    done = subprocess.run(
-        [build / "client" / "cli" / "flashcore", "bench", f"--target={target}", f"--shape={shape}",
-         "--echo", "--json", "--warmup=200ms", f"--duration={SERVER_SECONDS}s"],
-        capture_output=True, text=True, timeout=120)
-    if done.returncode != 0:
-        raise cells.Failure(f"flashcore bench fails: {done.stderr}")
-    report = json.loads(done.stdout)
-    return report[latency]["p50"] / report["echo_us"]["p50"]
+    command = [build / "client" / "cli" / "flashcore", "bench", "--json", "--rounds_from_stdin",
+               f"--target={target}", f"--shape={shape}", "--warmup=20ms",
+               f"--duration={ROUND_SECONDS}s"]
+    echo = build / "tests" / "bench" / "flashcore-grpc-api-bench"
+    reports, error = cells.run_rounds({name: command}, SERVER_ROUNDS, echo)[name]
+    if error:
+        raise cells.Failure(f"flashcore bench fails: {error}")
+    return statistics.median(report[latency]["p50"] / report["echo_us"]["p50"] for report in reports)
 
 
 def measured(measure, names):
@@ -170,7 +170,7 @@ def measure_all(kernels, build, recorded):
     """All ratios of this machine, and the names of those that are slower than `recorded`."""
     ratios, slower = measure_and_judge(kernels.measure, KERNELS, recorded)
     command = [build / "server" / "flashcore-server", "--device=cpu", "--cpu_threads=1",
-               "--enable_echo", "--metrics_listen=127.0.0.1:0", "--log_format=json"]
+               "--metrics_listen=127.0.0.1:0", "--log_format=json"]
     with cells.Server("flashcore", command) as server:
         of_server, slow_server = measure_and_judge(
             functools.partial(measure_attend, build, server.targets["tcp"]), SERVER, recorded)

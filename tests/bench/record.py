@@ -75,10 +75,12 @@ def gpu_l2_window(programs):
 def server(programs, device, *flags):
     """Sections of record_server.py."""
     binary, cli = programs / "flashcore-server", programs / "flashcore"
+    echo = programs / "flashcore-grpc-api-bench"
     if not binary.exists():  # a build folder, not a bundle
         binary, cli = programs / "server" / binary.name, programs / "client" / "cli" / cli.name
+        echo = programs / "tests" / "bench" / echo.name
     return part(python("tests/bench/record_server.py", f"--server={binary}", f"--cli={cli}",
-                       f"--device={device}", *flags))
+                       f"--echo={echo}", f"--device={device}", *flags))
 
 
 def gpu_server(programs):

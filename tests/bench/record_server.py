@@ -8,9 +8,9 @@
 Sections:
 
   peer        beside a Python gRPC and PyTorch server (compare_peer.py)
-  transports  TCP and Unix socket, unary and on a stream, each beside an echo of the same bytes (Echo,
-              EchoStream) that takes turns with it; and TCP, Unix socket and local socket without an
-              echo
+  transports  TCP and Unix socket, unary and on a stream, each beside a bare gRPC echo of the same bytes,
+              in unary calls, that takes turns with it (cells.Echo); and TCP, Unix socket and local
+              socket without an echo
   tuning      flags of a GPU server: --idle_spin_us, --lanes, --direct_io_bytes
   cpu         the CPU device: mission and one-row decode beside an echo, the local socket beside TCP,
               decode of 64 sequences of 512 rows with K/V resident and inline
@@ -90,7 +90,7 @@ def compare_transports(args, record, server, section, case, flags, clients, tran
     for transport in transports:
         for mode in modes:
             variants[f"{transport}_{mode}"] = [
-                f"--target={server.targets[transport]}", *flags, *(["--echo"] if echo else []),
+                f"--target={server.targets[transport]}", *flags,
                 *(["--stream"] if mode == "stream" else [])]
     rows = record.cell(args, section, case, clients, variants, echo=echo)
     for row in rows:

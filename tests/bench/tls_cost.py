@@ -4,8 +4,7 @@
     tests/bench/tls_cost.py BUILD [--rounds=5] [--seconds=3]
 
 BUILD is the build folder. Prints the medians of the rounds as JSON: latencies in microseconds, CPU time of
-server and client in microseconds per request, and the ratios. With the mission shape, an echo of the same
-bytes runs in turns with the requests and is in the CPU time.
+server and client in microseconds per request, and the ratios.
 """
 
 import argparse
@@ -18,7 +17,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-KINDS = {"mission": ["--shape=1x8x512x64", "--echo"],
+KINDS = {"mission": ["--shape=1x8x512x64"],
          "decode": ["--mode=decode", "--shape=1x8x512x64", "--sequences=4"]}
 
 
@@ -37,12 +36,9 @@ def measure(harness, server, flags):
     before = server_cpu(server), client_cpu()
     report = json.loads(harness.cli("bench", f"--target={server.target}", "--concurrency=1",
                                     "--warmup=200ms", "--json", *flags).stdout)
-    figures = {"latency_p50_us": report["latency_us"]["p50"],
-               "server_cpu_us": (server_cpu(server) - before[0]) * 1e6 / report["ok"],
-               "client_cpu_us": (client_cpu() - before[1]) * 1e6 / report["ok"]}
-    if "echo_us" in report:
-        figures["echo_p50_us"] = report["echo_us"]["p50"]
-    return figures
+    return {"latency_p50_us": report["latency_us"]["p50"],
+            "server_cpu_us": (server_cpu(server) - before[0]) * 1e6 / report["ok"],
+            "client_cpu_us": (client_cpu() - before[1]) * 1e6 / report["ok"]}
 
 
 def main():
@@ -60,8 +56,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         authority = certificates.Authority(folder)
         certificate, key = authority.issue("server")
-        with harness.Server("--enable_echo") as plaintext, harness.Server(
-                "--enable_echo", f"--tls_cert_file={certificate}", f"--tls_key_file={key}") as tls:
+        with harness.Server() as plaintext, harness.Server(
+                f"--tls_cert_file={certificate}", f"--tls_key_file={key}") as tls:
             sides = {"plaintext": (plaintext, []), "tls": (tls, [f"--tls_ca_file={authority.file}"])}
             for kind, flags in KINDS.items():
                 rounds = {side: [] for side in sides}

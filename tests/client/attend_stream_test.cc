@@ -49,6 +49,10 @@ class Requests {
             ++calls_[i];
             statuses_[i] = std::move(status);
             EXPECT_EQ(result.request_id, absl::StrCat("r", i));
+            EXPECT_GT(result.request_bytes, fixtures_[i]->query.size());
+            if (statuses_[i].ok()) {
+              EXPECT_GT(result.response_bytes, fixtures_[i]->output.size());
+            }
           }));
     }
   }
@@ -126,32 +130,11 @@ TEST_F(AttendStreamTest, AnswersOutOfOrderReachTheirRequests) {
   EXPECT_FALSE(stream->Send(late.request).ok());
 }
 
-TEST_F(AttendStreamTest, AnEchoStreamTakesAsManyBytesAsAskedFor) {
-  std::atomic<int> echoes{0};
-  server_.on_echo = [&] { ++echoes; };
-  auto stream = client_->OpenEchoStream();
-  const std::vector<std::byte> payload(1000, std::byte{1});
-  std::vector<std::vector<std::byte>> replies;
-  for (size_t i = 0; i < 20; ++i) replies.emplace_back(i * 100);
-  std::atomic<int> ok{0};
-  for (size_t i = 0; i < replies.size(); ++i) {
-    const absl::Status sent =
-        stream->Send(absl::StrCat("e", i), payload, absl::MakeSpan(replies[i]),
-                     [&ok, i, &payload](const absl::Status& status, const AttendResult& result) {
-                       EXPECT_EQ(result.request_id, absl::StrCat("e", i));
-                       EXPECT_GT(result.request_bytes, payload.size());
-                       EXPECT_GE(result.response_bytes, i * 100);
-                       ok += status.ok();
-                     });
-    EXPECT_EQ(sent, absl::OkStatus());
-  }
-  EXPECT_EQ(stream->Finish(), absl::OkStatus());
-  EXPECT_EQ(ok, 20);
-  EXPECT_EQ(echoes, 20);
-  for (size_t i = 0; i < replies.size(); ++i) {
-    EXPECT_EQ(replies[i], std::vector<std::byte>(i * 100, std::byte{'e'})) << i;
-  }
-  EXPECT_FALSE(stream->Send("", payload, {}, [](auto&&...) {}).ok());
+TEST_F(AttendStreamTest, ARequestNeedsAnId) {
+  const RequestFixture r("");
+  const absl::Status status = Open()->Send(r.request);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("request_id: empty"));
 }
 
 TEST_F(AttendStreamTest, AStatusCodeThatIsNoneIsUnknown) {

@@ -13,8 +13,8 @@
 
 #include "absl/flags/reflection.h"
 #include "absl/synchronization/mutex.h"
-#include "client/cli/command.h"
-#include "client/cli/load.h"
+#include "client/bench/commands.h"
+#include "client/bench/load.h"
 #include "gtest/gtest.h"
 #include "tests/client/fake_sequences.h"
 #include "tests/client/fake_server.h"
@@ -107,7 +107,7 @@ class BenchTest : public testing::Test {
     args.push_back(target);
     testing::internal::CaptureStdout();
     testing::internal::CaptureStderr();
-    EXPECT_EQ(cli::Main(args), exit_code);
+    EXPECT_EQ(cli::Main({BenchCommand(), InfoCommand(), SequencesCommand()}, args), exit_code);
     const std::string errors = testing::internal::GetCapturedStderr();
     return testing::internal::GetCapturedStdout() + errors;
   }

@@ -3,9 +3,9 @@
 #include <chrono>
 #include <set>
 
-#include "client/cli/bench_report.h"
+#include "client/bench/bench_report.h"
+#include "client/bench/load.h"
 #include "client/cli/command.h"
-#include "client/cli/load.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -16,9 +16,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A load of one worker on a clock that only the server's handlers move: a decode step takes 5 ms,
-// an echo 3 ms, a step with K/V inline 93 ms, which is more than a turn of 50 ms, and a unary step
-// beside a stream 7 ms. The truncation after every 64 steps takes 200 ms, which no latency covers.
+// A load of one worker on a clock that only the server's handlers move: a decode step takes 5 ms, a
+// step with K/V inline 93 ms, which is more than a turn of 50 ms, and a unary step beside a stream
+// 7 ms. The truncation after every 64 steps takes 200 ms, which no latency covers.
 class RateTest : public BenchTest {
  protected:
   static constexpr auto kWarmup = std::chrono::milliseconds(103);
@@ -41,7 +41,7 @@ class RateTest : public BenchTest {
       v1::AttendRequest request;
       while (stream->Read(&request)) {
         v1::AttendResponse response;
-        Take("decode", 5);
+        request.spans(0).sequence_id().empty() ? Take("inline", 93) : Take("decode", 5);
         const grpc::Status status = attend(nullptr, request, &response);
         if (!status.ok()) return status;
         response.set_request_id(request.request_id());
@@ -49,7 +49,6 @@ class RateTest : public BenchTest {
       }
       return grpc::Status::OK;
     };
-    server_.on_echo = [this] { Take("echo", 3); };
     auto truncate = server_.on_truncate;
     server_.on_truncate = [this, truncate](auto* context, const auto& request, auto* response) {
       clock_.Advance(std::chrono::milliseconds(200));
@@ -66,12 +65,11 @@ class RateTest : public BenchTest {
     const auto report = BenchJson(options_, "", result);
     double all_turns = 0;
     for (const std::string& kind : kinds) {
-      const auto& of_kind = kind == "decode" || kind == "echo" ? report : report.at(kind);
+      const auto& of_kind = kind == "decode" ? report : report.at(kind);
       const auto [ended, seconds] = Expected(kind, begin);
-      const double turn_seconds = of_kind.at(kind == "echo" ? "echo_turn_seconds" : "turn_seconds");
+      const double turn_seconds = of_kind.at("turn_seconds");
       EXPECT_NEAR(turn_seconds, seconds, 1e-9) << kind;
-      EXPECT_NEAR(of_kind.at(kind == "echo" ? "echoes_per_second" : "requests_per_second"),
-                  static_cast<double>(ended) / seconds, 1e-6)
+      EXPECT_NEAR(of_kind.at("requests_per_second"), static_cast<double>(ended) / seconds, 1e-6)
           << kind;
       EXPECT_GT(ended, 0) << kind;
       all_turns += turn_seconds;
@@ -137,28 +135,25 @@ TEST_F(RateTest, OfOneKindIsOverTheWindow) {
   EXPECT_LT(report.at("requests_per_second"), 0.8 / 5e-3) << "it is not over the sum of latencies";
 }
 
-TEST_F(RateTest, BesideAnEchoIsOverTheKindsOwnTurns) {
-  options_.echo = true;
-  RunAndCheck({"decode", "echo"});
-}
-
 TEST_F(RateTest, BesideRequestsLongerThanATurnIsOverTheKindsOwnTurns) {
   options_.resident.compare_inline = true;
-  options_.echo = true;
-  RunAndCheck({"decode", "inline", "echo"});
+  RunAndCheck({"decode", "inline"});
 }
 
 TEST_F(RateTest, OnAStreamIsOverTheKindsOwnTurns) {
-  options_.stream = options_.compare_unary = options_.echo = true;
-  RunAndCheck({"decode", "unary", "echo"});
+  options_.stream = options_.compare_unary = true;
+  RunAndCheck({"decode", "unary"});
+}
+
+TEST_F(RateTest, OfThreeKindsIsOverTheKindsOwnTurns) {
+  options_.stream = options_.compare_unary = options_.resident.compare_inline = true;
+  RunAndCheck({"decode", "unary", "inline"});
 }
 
 TEST_F(BenchTest, TurnsOfAllWorkersFillTheWindow) {
-  options_.echo = true;
   options_.resident.compare_inline = true;
   const LoadResult result = Run();
-  EXPECT_NEAR(result.series.at("decode").turn_seconds + result.series.at("inline").turn_seconds +
-                  result.echo.turn_seconds,
+  EXPECT_NEAR(result.series.at("decode").turn_seconds + result.series.at("inline").turn_seconds,
               result.window_seconds, 1e-6);
 }
 
@@ -204,21 +199,6 @@ TEST_F(BenchTest, AllTargetsShareTheConnections) {
               HasSubstr("target " + server_.target() + "," + other.target()));
   EXPECT_THAT(Main(with("--connections=1"), target, kExitUsage),
               HasSubstr("one for each address of --all_targets"));
-}
-
-TEST_F(BenchTest, EchoTakesTurnsUnaryAndOnAStream) {
-  std::atomic<int> echoes{0};
-  server_.on_echo = [&] { ++echoes; };
-  for (const bool stream : {false, true}) {
-    options_.echo = true;
-    options_.stream = stream;
-    echoes = 0;
-    const LoadResult result = RunUntil([&] { return echoes >= 5; });
-    EXPECT_EQ(result.Failed(), 0u) << result.first_error;
-    EXPECT_EQ(result.echo.samples.size(), static_cast<size_t>(echoes));
-    EXPECT_GT(result.echo.samples.size(), 0u);
-    EXPECT_EQ(BenchJson(options_, "", result).at("echo_rpc"), stream ? "EchoStream" : "Echo");
-  }
 }
 
 }  // namespace

@@ -9,7 +9,6 @@
 #include "client/cpp/answer.h"
 #include "client/cpp/encode.h"
 #include "client/cpp/local/ring_request.h"
-#include "flashcore/v1/debug.pb.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/client/request_fixture.h"
@@ -104,39 +103,6 @@ TEST(ContractTest, TheClientSendsEveryFieldOfARequest) {
                                      {sent.lse_range(), r.lse_values.size() * sizeof(float)}}) {
     EXPECT_EQ(range.bytes(), bytes);
   }
-}
-
-TEST(ContractTest, TheClientSendsAndTakesEveryFieldOfAnEcho) {
-  const std::vector<std::byte> payload(10);
-  std::vector<std::byte> reply(20);
-  const auto parse = [](const grpc::ByteBuffer& message) {
-    v1::EchoRequest request;
-    EXPECT_TRUE(request.ParseFromString(BytesOf(message)));
-    return request;
-  };
-  const EncodedRequest copied = EncodeEcho("name", payload, absl::MakeSpan(reply));
-  BorrowedMemory borrowed;
-  const EncodedRequest lent = EncodeEcho("name", payload, absl::MakeSpan(reply), &borrowed);
-  const v1::EchoRequest sent = parse(copied.message);
-  EXPECT_THAT(MissingFields(sent), IsEmpty());
-  EXPECT_EQ(sent.SerializeAsString(), parse(lent.message).SerializeAsString());
-  EXPECT_EQ(sent.reply_bytes(), reply.size());
-  EXPECT_EQ(sent.payload().size(), payload.size());
-
-  v1::EchoResponse response;
-  response.set_request_id("name");
-  response.set_payload(std::string(reply.size(), 'e'));
-  EXPECT_THAT(MissingFields(response), IsEmpty());
-  const grpc::Slice slice(response.SerializeAsString());
-  const grpc::ByteBuffer message(&slice, 1);
-  const absl::StatusOr<Answer> answer = ParseEcho(message);
-  ASSERT_TRUE(answer.ok());
-  EXPECT_EQ(answer->result.request_id, "name");
-  EXPECT_EQ(CopyAnswer(message, *answer, copied.destination), absl::OkStatus());
-  EXPECT_EQ(reply, std::vector<std::byte>(20, std::byte{'e'}));
-  Destination shorter = copied.destination;
-  shorter.output.remove_suffix(1);
-  EXPECT_EQ(CopyAnswer(message, *answer, shorter).code(), absl::StatusCode::kInternal);
 }
 
 TEST(ContractTest, TheClientHasEveryPhaseOfTiming) {

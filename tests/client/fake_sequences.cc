@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "client/cli/oracle.h"
-#include "kernels/half.h"
-#include "kernels/reference.h"
+#include "client/bench/reply_check.h"
+#include "kernels/oracle/reference.h"
+#include "tests/client/set_terms.h"
 
 namespace flashcore {
 namespace {
@@ -33,14 +33,6 @@ std::string ToNhd(const std::string& bytes, v1::Layout layout, uint64_t rows, ui
   return out;
 }
 
-Mask ToMask(const v1::Mask& mask) {
-  if (mask.kind() == v1::Mask::KIND_CAUSAL) return Mask::Causal();
-  if (mask.kind() != v1::Mask::KIND_SLIDING_WINDOW) return Mask::None();
-  return Mask::SlidingWindow(
-      mask.has_window_left() ? std::optional<int32_t>(mask.window_left()) : std::nullopt,
-      mask.has_window_right() ? std::optional<int32_t>(mask.window_right()) : std::nullopt);
-}
-
 // The request without its K/V rows; the tensors are `query`, `output` and `lse`.
 AttendRequest ToClient(const v1::AttendRequest& request, std::string* output,
                        std::vector<float>* lse) {
@@ -51,8 +43,7 @@ AttendRequest ToClient(const v1::AttendRequest& request, std::string* output,
   out.num_kv_heads = request.num_kv_heads();
   out.head_dim = request.head_dim();
   out.layout = request.layout() == v1::LAYOUT_NHD ? Layout::kNHD : Layout::kHND;
-  out.mask = ToMask(request.mask());
-  if (request.has_softmax_scale()) out.softmax_scale = request.softmax_scale();
+  SetTerms(request, &out);
   const auto* query = reinterpret_cast<const std::byte*>(request.query().data());
   out.query = absl::MakeSpan(query, request.query().size());
   out.output = absl::MakeSpan(reinterpret_cast<std::byte*>(output->data()), output->size());
@@ -71,22 +62,8 @@ void AttendSpan(const kernels::Geometry& geometry, kernels::Span span, const std
   span.kv.row_stride = row_bytes;
   span.kv.page_stride = kernels::kPageTokens * row_bytes;
   span.kv.head_stride = geometry.head_dim * 2;
-  const kernels::ReferenceResult result = kernels::ReferenceAttention({geometry, &span, 1});
-  size_t element = 0, lse = 0;
-  for (int32_t row = 0; row < span.query_rows; ++row) {
-    for (int32_t head = 0; head < geometry.num_heads; ++head, ++lse) {
-      if (span.lse != nullptr) {
-        span.lse[row * span.lse_row_stride + head * span.lse_head_stride] =
-            static_cast<float>(result.lse[lse]);
-      }
-      for (int32_t d = 0; d < geometry.head_dim; ++d) {
-        const uint16_t bits =
-            kernels::FromFloat(geometry.dtype, static_cast<float>(result.output[element++]));
-        std::memcpy(span.output + row * span.row_stride + head * span.head_stride + d * 2, &bits,
-                    2);
-      }
-    }
-  }
+  const kernels::AttentionBatch batch{geometry, &span, 1};
+  kernels::StoreResult(kernels::ReferenceAttention(batch), batch);
 }
 
 // Runs the operation by the handler of its RPC.

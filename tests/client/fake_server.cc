@@ -6,36 +6,7 @@
 
 namespace flashcore {
 
-class FakeServer::EchoService final : public v1::DebugService::Service {
- public:
-  explicit EchoService(FakeServer* server) : server_(server) {}
-
- private:
-  grpc::Status Echo(grpc::ServerContext*, const v1::EchoRequest* request,
-                    v1::EchoResponse* response) override {
-    server_->on_echo();
-    response->set_request_id(request->request_id());
-    response->set_payload(std::string(request->reply_bytes(), 'e'));
-    return grpc::Status::OK;
-  }
-
-  grpc::Status EchoStream(
-      grpc::ServerContext* context,
-      grpc::ServerReaderWriter<v1::EchoResponse, v1::EchoRequest>* stream) override {
-    v1::EchoRequest request;
-    while (stream->Read(&request)) {
-      v1::EchoResponse response;
-      Echo(context, &request, &response);
-      stream->Write(response);
-    }
-    return grpc::Status::OK;
-  }
-
-  FakeServer* const server_;
-};
-
-FakeServer::FakeServer(const std::string& address)
-    : address_(address), echo_(std::make_unique<EchoService>(this)) {
+FakeServer::FakeServer(const std::string& address) : address_(address) {
   on_attend = [](grpc::ServerContext*, const v1::AttendRequest& request,
                  v1::AttendResponse* response) {
     AnswerRightly(request, response);
@@ -47,7 +18,6 @@ FakeServer::FakeServer(const std::string& address)
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port_);
   builder.SetMaxReceiveMessageSize(-1);
   builder.RegisterService(this);
-  builder.RegisterService(echo_.get());
   server_ = builder.BuildAndStart();
 }
 

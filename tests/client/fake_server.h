@@ -12,7 +12,6 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "flashcore/v1/attention.grpc.pb.h"
-#include "flashcore/v1/debug.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 
 namespace flashcore {
@@ -39,7 +38,6 @@ class FakeServer final : public v1::AttentionService::Service {
 
   Handler<v1::AttendRequest, v1::AttendResponse> on_attend;  // default: AnswerRightly
   std::function<grpc::Status(Stream*)> on_stream;
-  std::function<void()> on_echo = [] {};  // before an Echo or a message of EchoStream is answered
   v1::GetServerInfoResponse info;  // what GetServerInfo answers; default: its version is "fake"
 
   // Unset: UNIMPLEMENTED.
@@ -58,8 +56,6 @@ class FakeServer final : public v1::AttentionService::Service {
   static void AnswerRightly(const v1::AttendRequest& request, v1::AttendResponse* response);
 
  private:
-  class EchoService;
-
   grpc::Status Attend(grpc::ServerContext* context, const v1::AttendRequest* request,
                       v1::AttendResponse* response) override;
   grpc::Status AttendStream(grpc::ServerContext* context, Stream* stream) override;
@@ -99,7 +95,6 @@ class FakeServer final : public v1::AttentionService::Service {
   std::vector<std::map<std::string, std::string>> metadata_ ABSL_GUARDED_BY(mutex_);  // of calls
   std::string address_;
   int port_ = 0;
-  std::unique_ptr<v1::DebugService::Service> echo_;
   std::unique_ptr<grpc::Server> server_;
 };
 

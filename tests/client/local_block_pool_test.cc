@@ -27,6 +27,14 @@ class BlockPoolTest : public ::testing::Test {
     return block;
   }
 
+  // All of a region, whose quarters were in use before and were given back in `order`.
+  BlockPool::Block WholeAfter(const std::array<int, 4>& order) {
+    std::vector<BlockPool::Block> blocks(4);
+    for (BlockPool::Block& block : blocks) block = Allocate(kQuarter);
+    for (const int i : order) blocks[i].Reset();
+    return Allocate(BlockPool::kRegionBytes);
+  }
+
   FakeLocalServer server_;
   BlockPool pool_{Connect(server_.path())};
 };
@@ -34,10 +42,7 @@ class BlockPoolTest : public ::testing::Test {
 TEST_F(BlockPoolTest, FreeBlocksJoinInAnyOrder) {
   std::array<int, 4> order = {0, 1, 2, 3};
   do {
-    std::vector<BlockPool::Block> blocks(4);
-    for (BlockPool::Block& block : blocks) block = Allocate(kQuarter);
-    for (const int i : order) blocks[i].Reset();
-    const BlockPool::Block whole = Allocate(BlockPool::kRegionBytes);
+    const BlockPool::Block whole = WholeAfter(order);
     EXPECT_EQ(whole.offset(), 0u);
     ASSERT_EQ(server_.regions(), 1u);
   } while (std::next_permutation(order.begin(), order.end()));
@@ -46,10 +51,7 @@ TEST_F(BlockPoolTest, FreeBlocksJoinInAnyOrder) {
 TEST_F(BlockPoolTest, NoMemoryIsGivenOutTwice) {
   std::array<int, 4> order = {0, 1, 2, 3};
   do {
-    std::vector<BlockPool::Block> blocks(4);
-    for (BlockPool::Block& block : blocks) block = Allocate(kQuarter);
-    for (const int i : order) blocks[i].Reset();
-    const BlockPool::Block whole = Allocate(BlockPool::kRegionBytes);
+    const BlockPool::Block whole = WholeAfter(order);
     const BlockPool::Block other = Allocate(BlockPool::kAlignment);
     EXPECT_NE(other.region_id(), whole.region_id());
   } while (std::next_permutation(order.begin(), order.end()));

@@ -73,6 +73,44 @@ struct Async {
       done.Notify();
     };
   }
+  const absl::Status& Wait() {
+    done.WaitForNotification();
+    return status;
+  }
+};
+
+CallOptions Within(absl::Duration timeout) {
+  CallOptions call;
+  call.deadline = absl::Now() + timeout;
+  return call;
+}
+
+// Keeps the last request in `*got`, and serves it.
+void Keep(v1::AttendRequest* got, FakeLocalServer* server) {
+  server->on_attend = [got](const v1::AttendRequest& request) {
+    *got = request;
+    return v1::Status();
+  };
+}
+
+// A request whose tensors need memory of their own.
+struct LargeTensors {
+  LargeTensors() {
+    request.spans = {{40'000, 1}};
+    request.num_heads = request.num_kv_heads = 1;
+    request.head_dim = 64;
+    query.resize(request.QueryBytes());
+    for (size_t i = 0; i < query.size(); ++i) query[i] = static_cast<std::byte>(i * 31 >> 3);
+    kv.resize(request.KvBytes());
+    output.resize(query.size());
+    request.query = query;
+    request.key = request.value = kv;
+    request.output = absl::MakeSpan(output);
+  }
+  LargeTensors(const LargeTensors&) = delete;
+
+  AttendRequest request;
+  std::vector<std::byte> query, kv, output;
 };
 
 // A request that does not fit in a slot of a ring.
@@ -94,23 +132,27 @@ struct ManySpans {
   std::vector<std::byte> query, output;
 };
 
+// AttendAsync into the results of `*gone`; the inputs, which it has copied, go.
+void SendAndDropInputs(Client* client, RequestFixture* gone, Async* async) {
+  RequestFixture inputs;
+  inputs.request.output = absl::MakeSpan(gone->output);
+  inputs.request.lse = absl::MakeSpan(gone->lse_values);
+  client->AttendAsync(inputs.request, async->Callback());
+}
+
 // So that no deadline of a test passes while the connection, or a ring, is being opened.
 void OpenBothRings(Client* client) {
   RequestFixture r;
   EXPECT_EQ(client->Attend(r.request, nullptr), absl::OkStatus());
   Async async;
   client->AttendAsync(r.request, async.Callback());
-  async.done.WaitForNotification();
-  EXPECT_EQ(async.status, absl::OkStatus());
+  EXPECT_EQ(async.Wait(), absl::OkStatus());
 }
 
 TEST(LocalClientTest, AttendGoesOverTheRing) {
   FakeLocalServer server;
   v1::AttendRequest got;
-  server.on_attend = [&](const v1::AttendRequest& request) {
-    got = request;
-    return v1::Status();
-  };
+  Keep(&got, &server);
   const auto client = ClientOf(server);
   RequestFixture r("name");
   r.request.mask = Mask::Causal();
@@ -135,10 +177,7 @@ TEST(LocalClientTest, AttendGoesOverTheRing) {
 TEST(LocalClientTest, SharedMemoryIsUsedInPlace) {
   FakeLocalServer server;
   v1::AttendRequest got;
-  server.on_attend = [&](const v1::AttendRequest& request) {
-    got = request;
-    return v1::Status();
-  };
+  Keep(&got, &server);
   const auto client = ClientOf(server);
   RequestFixture r;
   auto memory = client->CreateSharedMemory(1 << 16);
@@ -160,20 +199,12 @@ TEST(LocalClientTest, SharedMemoryIsUsedInPlace) {
 TEST(LocalClientTest, LargeTensorsGetMemoryThatIsReused) {
   FakeLocalServer server;
   const auto client = ClientOf(server);
-  AttendRequest request;
-  request.spans = {{40'000, 1}};
-  request.num_heads = request.num_kv_heads = 1;
-  request.head_dim = 64;
-  std::vector<std::byte> query(request.QueryBytes()), kv(request.KvBytes()), output(query.size());
-  for (size_t i = 0; i < query.size(); ++i) query[i] = static_cast<std::byte>(i * 31 >> 3);
-  request.query = query;
-  request.key = request.value = kv;
-  request.output = absl::MakeSpan(output);
+  LargeTensors large;
   size_t regions = 0;
   for (int i = 0; i < 3; ++i) {
-    output.assign(output.size(), std::byte{0});
-    ASSERT_EQ(client->Attend(request, nullptr), absl::OkStatus());
-    EXPECT_EQ(output, query);
+    large.output.assign(large.output.size(), std::byte{0});
+    ASSERT_EQ(client->Attend(large.request, nullptr), absl::OkStatus());
+    EXPECT_EQ(large.output, large.query);
     if (i == 0) regions = server.regions();
     EXPECT_EQ(server.regions(), regions);
   }
@@ -191,8 +222,7 @@ TEST(LocalClientTest, AMessageThatDoesNotFitASlotIsACall) {
   large.output.assign(large.output.size(), std::byte{0});
   Async async;
   client->AttendAsync(large.request, async.Callback());
-  async.done.WaitForNotification();
-  EXPECT_EQ(async.status, absl::OkStatus());
+  EXPECT_EQ(async.Wait(), absl::OkStatus());
   EXPECT_EQ(large.output, large.query);
 
   EXPECT_THAT(client->Attend(ManySpans(50'000).request, nullptr).message(),
@@ -212,17 +242,12 @@ TEST(LocalClientTest, MemoryOfACallThatWasGivenUpIsNotReusedMeanwhile) {
     answers.WaitForNotification();
     return false;
   };
-  server.on_attend = [&](const v1::AttendRequest& request) {
-    other = request;
-    return v1::Status();
-  };
+  Keep(&other, &server);
   const auto client = ClientOf(server);
   OpenBothRings(client.get());
   const ManySpans large;
   while (!called) {
-    CallOptions call;
-    call.deadline = absl::Now() + absl::Milliseconds(20);
-    ASSERT_EQ(client->Attend(large.request, nullptr, call).code(),
+    ASSERT_EQ(client->Attend(large.request, nullptr, Within(absl::Milliseconds(20))).code(),
               absl::StatusCode::kDeadlineExceeded);
   }
   // As much memory, and over a ring.
@@ -272,24 +297,18 @@ TEST(LocalClientTest, AServerThatReadsItsSocketLateDelaysNoOtherRequest) {
   RequestFixture r;
   Async small, late, cancelled;
   client->AttendAsync(r.request, small.Callback());
-  small.done.WaitForNotification();
-  EXPECT_EQ(small.status, absl::OkStatus());
-  CallOptions call;
-  call.deadline = absl::Now() + absl::Milliseconds(20);
+  EXPECT_EQ(small.Wait(), absl::OkStatus());
   ManySpans other;
   place(&other);
-  client->AttendAsync(other.request, late.Callback(), call);
-  late.done.WaitForNotification();
-  EXPECT_EQ(late.status.code(), absl::StatusCode::kDeadlineExceeded);
+  client->AttendAsync(other.request, late.Callback(), Within(absl::Milliseconds(20)));
+  EXPECT_EQ(late.Wait().code(), absl::StatusCode::kDeadlineExceeded);
   CallHandle handle = client->AttendAsync(other.request, cancelled.Callback());
   handle.Cancel();
-  cancelled.done.WaitForNotification();
-  EXPECT_EQ(cancelled.status.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(cancelled.Wait().code(), absl::StatusCode::kCancelled);
   for (const auto& async : all) EXPECT_FALSE(async->done.HasBeenNotified());
   reads_on.Notify();
   for (int i = 0; i < kLarge; ++i) {
-    all[i]->done.WaitForNotification();
-    EXPECT_EQ(all[i]->status, absl::OkStatus());
+    EXPECT_EQ(all[i]->Wait(), absl::OkStatus());
     EXPECT_EQ(large[i]->request.output, absl::MakeConstSpan(large[i]->query));
   }
 }
@@ -308,37 +327,24 @@ TEST(LocalClientTest, MemoryThatIsBeingRegisteredDelaysNoOtherRequest) {
   const auto client = ClientOf(server);
   OpenBothRings(client.get());
   stops = true;
-  // Its tensors need memory that is not there.
-  AttendRequest large;
-  large.spans = {{40'000, 1}};
-  large.num_heads = large.num_kv_heads = 1;
-  large.head_dim = 64;
-  std::vector<std::byte> query(large.QueryBytes()), kv(large.KvBytes()), output(query.size());
-  large.query = query;
-  large.key = large.value = kv;
-  large.output = absl::MakeSpan(output);
+  LargeTensors large, other;
   Async waits;
-  std::thread caller([&] { client->AttendAsync(large, waits.Callback()); });
+  std::thread caller([&] { client->AttendAsync(large.request, waits.Callback()); });
   WaitUntil([&] { return stopped.load(); });
   RequestFixture r;
   EXPECT_EQ(client->Attend(r.request, nullptr), absl::OkStatus());
   Async small;
   client->AttendAsync(r.request, small.Callback());
-  small.done.WaitForNotification();
-  EXPECT_EQ(small.status, absl::OkStatus());
+  EXPECT_EQ(small.Wait(), absl::OkStatus());
   // Nor a deadline: of a request that needs such memory too, and of a call.
-  CallOptions call;
-  call.deadline = absl::Now() + absl::Milliseconds(20);
-  std::vector<std::byte> unused(query.size());
-  AttendRequest other = large;
-  other.output = absl::MakeSpan(unused);
-  EXPECT_EQ(client->Attend(other, nullptr, call).code(), absl::StatusCode::kDeadlineExceeded);
+  const CallOptions call = Within(absl::Milliseconds(20));
+  EXPECT_EQ(client->Attend(other.request, nullptr, call).code(),
+            absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(client->GetServerInfo(call).status().code(), absl::StatusCode::kDeadlineExceeded);
   registers_on.Notify();
   caller.join();
-  waits.done.WaitForNotification();
-  EXPECT_EQ(waits.status, absl::OkStatus());
-  EXPECT_EQ(output, query);
+  EXPECT_EQ(waits.Wait(), absl::OkStatus());
+  EXPECT_EQ(large.output, large.query);
 }
 
 TEST(LocalClientTest, ErrorsOfRequestsComeBack) {
@@ -364,9 +370,8 @@ TEST(LocalClientTest, ErrorsHaveTheirInfo) {
   RequestFixture r;
   Async async;
   client->AttendAsync(r.request, async.Callback());
-  async.done.WaitForNotification();
   for (const absl::Status& status :
-       {client->Attend(r.request, nullptr), async.status, client->GetServerInfo().status()}) {
+       {client->Attend(r.request, nullptr), async.Wait(), client->GetServerInfo().status()}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
     EXPECT_EQ(GetErrorInfo(status).reason, "SEQUENCE_LOST");
     EXPECT_EQ(GetErrorInfo(status).metadata.at("sequence_ids"), "00ff");
@@ -389,8 +394,7 @@ TEST(LocalClientTest, ASlotThatBreaksTheProtocolEndsTheConnection) {
   answers = 0;
   Async broken;  // the ring of callbacks
   client->AttendAsync(r.request, broken.Callback());
-  broken.done.WaitForNotification();
-  EXPECT_EQ(broken.status.code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(broken.Wait().code(), absl::StatusCode::kInternal);
   WaitUntil([&] { return client->Attend(r.request, nullptr).ok(); });
 }
 
@@ -409,9 +413,6 @@ TEST(LocalClientTest, CallsAreNamed) {
   EXPECT_EQ(method, "GetServerInfo");
   EXPECT_EQ(*client->CheckHealth(), HealthStatus::kServing);
   EXPECT_EQ(client->CheckHealth("other").status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(client->Echo({}, {}).code(), absl::StatusCode::kUnimplemented);
-  EXPECT_EQ(client->OpenEchoStream()->Send("a", {}, {}, nullptr).code(),
-            absl::StatusCode::kUnimplemented);
 }
 
 TEST(LocalClientTest, SequencesLoadFromRegisteredMemory) {
@@ -503,22 +504,17 @@ TEST(LocalClientTest, DeadlinesAndCancels) {
   server.Hold(true);
   // Once more, with more time, if the deadline passed before the request was in the ring.
   for (absl::Duration timeout = absl::Milliseconds(20); server.submitted() == 2; timeout *= 2) {
-    CallOptions call;
-    call.deadline = absl::Now() + timeout;
-    EXPECT_EQ(client->Attend(r.request, nullptr, call).code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(client->Attend(r.request, nullptr, Within(timeout)).code(),
+              absl::StatusCode::kDeadlineExceeded);
   }
   Async late;
-  CallOptions call;
-  call.deadline = absl::Now() + absl::Milliseconds(20);
-  client->AttendAsync(r.request, late.Callback(), call);
-  late.done.WaitForNotification();
-  EXPECT_EQ(late.status.code(), absl::StatusCode::kDeadlineExceeded);
+  client->AttendAsync(r.request, late.Callback(), Within(absl::Milliseconds(20)));
+  EXPECT_EQ(late.Wait().code(), absl::StatusCode::kDeadlineExceeded);
   Async cancelled;
   CallHandle handle = client->AttendAsync(r.request, cancelled.Callback());
   WaitUntil([&] { return server.taken() == 5; });
   handle.Cancel();
-  cancelled.done.WaitForNotification();
-  EXPECT_EQ(cancelled.status.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(cancelled.Wait().code(), absl::StatusCode::kCancelled);
   WaitUntil([&] { return server.cancelled() == 3; });
   server.Hold(false);
   for (int i = 0; i < 20; ++i) {  // late answers belong to nobody
@@ -548,9 +544,8 @@ TEST(LocalClientTest, ADeadlineOfACallCancelsIt) {
   };
   // Once more, with more time, if the deadline passed before the call came.
   for (absl::Duration timeout = absl::Milliseconds(20); count(called) == 0; timeout *= 2) {
-    CallOptions call;
-    call.deadline = absl::Now() + timeout;
-    EXPECT_EQ(client->GetServerInfo(call).status().code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(client->GetServerInfo(Within(timeout)).status().code(),
+              absl::StatusCode::kDeadlineExceeded);
   }
   WaitUntil([&] { return count(cancelled) > 0 && count(cancelled) == count(called); });
   absl::MutexLock lock(&mutex);
@@ -577,8 +572,7 @@ TEST(LocalClientTest, SurvivesARestartOfTheServer) {
   WaitUntil([&] { return server.taken() == 3; });
   server.Stop();
   thread.join();
-  in_flight.done.WaitForNotification();
-  EXPECT_EQ(in_flight.status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(in_flight.Wait().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(blocking.code(), absl::StatusCode::kUnavailable);
   const absl::Status down = client->Attend(r.request, nullptr);
   EXPECT_EQ(down.code(), absl::StatusCode::kUnavailable);
@@ -593,8 +587,7 @@ TEST(LocalClientTest, SurvivesARestartOfTheServer) {
   EXPECT_TRUE((*memory)->registered());
   Async again;
   client->AttendAsync(r.request, again.Callback());
-  again.done.WaitForNotification();
-  EXPECT_EQ(again.status, absl::OkStatus());
+  EXPECT_EQ(again.Wait(), absl::OkStatus());
 }
 
 TEST(LocalClientTest, RetriesUntilTheServerIsThere) {
@@ -607,18 +600,12 @@ TEST(LocalClientTest, RetriesUntilTheServerIsThere) {
   EXPECT_EQ(failed.attempts, 3);
   const auto client = ClientOf(server, /*max_attempts=*/100'000);
   Async async;
-  {
-    RequestFixture inputs;  // that AttendAsync has copied
-    inputs.request.output = absl::MakeSpan(gone.output);
-    inputs.request.lse = absl::MakeSpan(gone.lse_values);
-    client->AttendAsync(inputs.request, async.Callback());
-  }
+  SendAndDropInputs(client.get(), &gone, &async);
   std::thread thread(
       [&] { EXPECT_EQ(client->Attend(blocking.request, nullptr), absl::OkStatus()); });
   server.Start();
   thread.join();
-  async.done.WaitForNotification();
-  EXPECT_EQ(async.status, absl::OkStatus());
+  EXPECT_EQ(async.Wait(), absl::OkStatus());
   EXPECT_GT(async.result.attempts, 1);
   ExpectRight(blocking);
   ExpectRight(gone);
@@ -630,18 +617,12 @@ TEST(LocalClientTest, AnAttemptOnANewConnectionCopiesAgain) {
   server.Hold(true);
   RequestFixture gone;
   Async async;
-  {
-    RequestFixture inputs;
-    inputs.request.output = absl::MakeSpan(gone.output);
-    inputs.request.lse = absl::MakeSpan(gone.lse_values);
-    client->AttendAsync(inputs.request, async.Callback());
-  }
+  SendAndDropInputs(client.get(), &gone, &async);
   WaitUntil([&] { return server.taken() == 1; });
   server.Stop();
   server.Hold(false);
   server.Start();
-  async.done.WaitForNotification();
-  EXPECT_EQ(async.status, absl::OkStatus());
+  EXPECT_EQ(async.Wait(), absl::OkStatus());
   EXPECT_GT(async.result.attempts, 1);
   ExpectRight(gone);
 }
@@ -656,8 +637,7 @@ TEST(LocalClientTest, AClientMayGoBeforeItsCalls) {
   client.reset();
   WaitUntil([&] { return server.taken() == 1; });
   server.Hold(false);
-  async.done.WaitForNotification();
-  EXPECT_EQ(async.status, absl::OkStatus());
+  EXPECT_EQ(async.Wait(), absl::OkStatus());
   ExpectRight(r);
 }
 

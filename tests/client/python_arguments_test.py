@@ -174,6 +174,16 @@ class ArgumentsTest(unittest.TestCase):
                     call(junk)
         self.assertEqual(world.server.calls, [])
 
+    def test_an_unknown_keyword_is_named_with_its_function(self):
+        world = World()
+        for function, arguments in world.calls():
+            for name in {"casual", "precision"} - set(inspect.signature(function).parameters):
+                with self.subTest(function=function.__qualname__, name=name), self.assertRaisesRegex(
+                        TypeError, rf"^{function.__qualname__}(\.__init__)?\(\) got an unexpected keyword "
+                                   rf"argument '{name}'"):
+                    function(**arguments, **{name: None})
+        self.assertEqual(world.server.calls, [])
+
     def test_every_argument_is_in_the_table(self):
         skipped = {"self", "timeout", "options", "deterministic", "num_splits", "rotary_interleaved"}
         for function, arguments in World().calls():

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import dataclasses
 import datetime
 import itertools
 import math
@@ -17,58 +18,20 @@ from unittest import mock
 import flashcore
 import numpy as np
 from flashcore import _doctor, _messages, _requests, _tensors, aio, errors
-from flashcore._transport import BlockingTransport, Config, Retry
+from flashcore._terms import terms_of
+from flashcore._transport import Config, Retry
 from grpc import StatusCode
+from python_fakes import DIM, KV_HEADS, NOT_REACHED, UNAVAILABLE, FakeTransport, Refuses, random
 
-HEADS, KV_HEADS, DIM = 4, 2, 32
-UNAVAILABLE = flashcore.Unavailable("Connection reset by peer")
-NOT_REACHED = flashcore.Unavailable("failed to connect to all addresses")
 TIMEOUT = flashcore.DeadlineExceeded("Deadline Exceeded")
 
 
-def random(rows, heads=HEADS, seed=1, dtype=np.float16):
-    return np.random.default_rng(seed).standard_normal((rows, heads, DIM)).astype(dtype)
-
-
-class FakeServer:
-    """A transport to a server with one sequence of two layers. Its clock moves when the client waits.
-    `faults` are of the next calls: None, or (error, whether the call takes effect all the same)."""
+class FakeServer(FakeTransport):
+    """A server with one sequence of two layers."""
 
     def __init__(self, *faults):
-        self.faults = list(faults)
+        super().__init__(faults)
         self.rows = [b"", b""]  # of K, by layer
-        self.time = 0.0
-        self.waits = []
-        self.calls = []
-
-    def check_here(self):
-        pass
-
-    def now(self):
-        return self.time
-
-    def uniform(self):
-        return 1.0
-
-    def lock(self):
-        return BlockingTransport.lock(self)
-
-    async def sleep(self, seconds):
-        self.waits.append(seconds)
-        self.time += seconds
-
-    async def close(self):
-        pass
-
-    async def call(self, method, request, left, on_sequence):
-        self.calls.append(method)
-        if isinstance(request, _requests.Request):
-            request = request.inline()
-        error, works = (self.faults.pop(0) if self.faults else None) or (None, True)
-        reply = self.serve(method, request) if works else None
-        if error is not None:
-            raise error
-        return reply
 
     def length(self, layer):
         return len(self.rows[layer]) // (2 * KV_HEADS * DIM)
@@ -80,8 +43,7 @@ class FakeServer:
                 f"expected_length: {message.expected_length}; the sequence has {self.length(layer)} rows",
                 None)
 
-    def serve(self, method, request):
-        reply = _messages.METHODS[method][1]()
+    def serve(self, method, request, reply):
         if method == "GetServerInfo":
             reply.limits.max_message_bytes = 4096 + 2 * 4 * KV_HEADS * DIM  # two rows
         if method == "LoadSequence":
@@ -101,18 +63,16 @@ class FakeServer:
             info.sequence_id, info.device_id, info.dtype = bytes(16), "cpu", 1
             info.num_layers, info.num_kv_heads, info.head_dim = 2, KV_HEADS, DIM
             info.layer_lengths.extend(map(self.length, range(2)))
-        return reply
 
     def client(self, **options):
-        config = Config.read("fake:1", None, None, options.get("timeout", 30.0), None, options.get("retry"),
-                             {})
-        return flashcore.Client(aio.Client(config, self))
+        return flashcore.Client(aio.Client(self.config(**options), self))
 
     def sequence(self, **options):
         """A sequence on it. The faults are those of later calls."""
         faults, self.faults = self.faults, []
         sequence = self.client(**options).create_sequence(2, KV_HEADS, DIM)
-        sequence.core.client._info = self.serve("GetServerInfo", None)
+        sequence.core.client._info = _messages.METHODS["GetServerInfo"][1]()
+        self.serve("GetServerInfo", None, sequence.core.client._info)
         self.faults, self.calls = faults, []
         return sequence
 
@@ -283,17 +243,8 @@ class AppendOnceTest(unittest.TestCase):
         self.assertIn("limits", asyncio.run(run()).DESCRIPTOR.fields_by_name)
 
 
-class ValidationTest(unittest.TestCase):
+class ValidationTest(Refuses, unittest.TestCase):
     """Each bad input is refused before anything is sent, by a message that names it."""
-
-    def refuses(self, server, call, *words):
-        before = len(server.calls)
-        with self.subTest(words), self.assertRaises(ValueError) as caught:
-            call()
-        self.assertIsInstance(caught.exception, flashcore.InvalidArgument)
-        for word in words:
-            self.assertIn(word, str(caught.exception))
-        self.assertEqual(len(server.calls), before)
 
     def test_attend(self):
         server = FakeServer()
@@ -336,11 +287,22 @@ class ValidationTest(unittest.TestCase):
         for window, wanted in (((2 ** 31 - 1, 0), (2 ** 31 - 1, 0)), ((2 ** 31, 0), (None, 0)),
                                ((0, 2 ** 31), (0, None)), ((2 ** 100, np.uint64(2 ** 63)), (None, None)),
                                ((-1, np.int64(3)), (None, 3)), ((None, -1), (None, None)), ([1, 2], (1, 2))):
-            self.assertEqual(_requests.bounds(window), wanted)
-            mask = _requests.terms("float16", 4, 32, False, window, None, "16bit", False)["mask"]
+            terms = terms_of("Client.attend", False, dict(window=window))
+            self.assertEqual(terms.window, wanted)
+            mask = terms.fields()["mask"]
             found = [getattr(mask, side) if mask.HasField(side) else None
                      for side in ("window_left", "window_right")]
             self.assertEqual(tuple(found), wanted)
+
+    def test_terms_are_equal_whatever_says_them(self):
+        one = terms_of("Client.plan", False, dict(causal=1, window=[3, -1], softmax_scale=np.float32(0.5)))
+        same = terms_of("Sequence.attend", np.False_, dict(softmax_scale=0.5, window=(np.int64(3), None),
+                                                           causal=True, precision="16bit"))
+        self.assertEqual(one, same)
+        self.assertEqual(hash(one), hash(same))
+        for name, value in (("causal", False), ("window", None), ("softmax_scale", None),
+                            ("precision", "int8_qk"), ("return_lse", True)):
+            self.assertNotEqual(dataclasses.replace(one, **{name: value}), one)
 
     def test_sequences(self):
         server = FakeServer()

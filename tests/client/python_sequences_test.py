@@ -10,18 +10,13 @@ from concurrent import futures
 import flashcore
 import grpc
 import numpy as np
-from flashcore import _messages, _requests, aio, errors
+from flashcore import _messages, aio, errors
 from flashcore._coalesce import Coalescer
-from flashcore._transport import BlockingTransport, Config, Retry
+from flashcore._transport import Retry
 from grpc import StatusCode
+from python_fakes import DIM, HEADS, KV_HEADS, NOT_REACHED, UNAVAILABLE, FakeTransport, Refuses, random
 
-LAYERS, HEADS, KV_HEADS, DIM = 2, 4, 2, 32
-UNAVAILABLE = flashcore.Unavailable("Connection reset by peer")
-NOT_REACHED = flashcore.Unavailable("failed to connect to all addresses")
-
-
-def random(rows, heads=HEADS, seed=1):
-    return np.random.default_rng(seed).standard_normal((rows, heads, DIM)).astype(np.float16)
+LAYERS = 2
 
 
 def status(code, message, reason="", **metadata):
@@ -34,12 +29,11 @@ def status(code, message, reason="", **metadata):
     return result
 
 
-class FakeServer:
-    """A transport to a server with sequences. Its answer to Attend is the query. `faults` are of the next
-    calls: None, or (error, whether the call takes effect all the same)."""
+class FakeServer(FakeTransport):
+    """A server with sequences. Its answer to Attend is the query."""
 
     def __init__(self, *faults, max_operations=8, devices=1, details=True):
-        self.faults = list(faults)
+        super().__init__(faults)
         self.lengths = {}  # id -> rows by layer
         self.leases = {}  # id -> lease
         self.kv_dtypes = {}  # id -> KvDType
@@ -47,45 +41,12 @@ class FakeServer:
         self.devices = devices
         self.max_operations = max_operations
         self.details = details
-        self.calls, self.requests = [], []
-        self.time = 0.0
         self.held = None
         self.ids = itertools.count(1)
         self.max_message_bytes = None
 
-    def check_here(self):
-        pass
-
-    def now(self):
-        return self.time
-
-    def uniform(self):
-        return 1.0
-
-    def lock(self):
-        return BlockingTransport.lock(self)
-
     def holds_lease(self):
         return self.held is not None
-
-    async def sleep(self, seconds):
-        self.time += seconds
-
-    async def close(self):
-        pass
-
-    async def call(self, method, request, left, on_sequence):
-        self.calls.append(method)
-        if isinstance(request, _requests.Request):
-            request = request.inline()
-        self.requests.append(request)
-        error, works = (self.faults.pop(0) if self.faults else None) or (None, True)
-        reply = _messages.METHODS[method][1]()
-        if works:
-            self.serve(method, request, reply)
-        if error is not None:
-            raise error
-        return reply
 
     def fail(self, code, message, reason="", **metadata):
         if not self.details:
@@ -178,8 +139,7 @@ class FakeServer:
             self.describe(sequence_id, reply.sequence)
 
     def core(self, **options):
-        config = Config.read("fake:1", None, None, 30.0, None, Retry(initial=1e-3), {})
-        return aio.Client(config, self, **options)
+        return aio.Client(self.config(retry=Retry(initial=1e-3)), self, **options)
 
     def client(self, **options):
         return flashcore.Client(self.core(**options))
@@ -194,7 +154,7 @@ class FakeServer:
         return batch
 
 
-class BatchTest(unittest.TestCase):
+class BatchTest(Refuses, unittest.TestCase):
     def test_is_a_sequence_of_sequences(self):
         batch = FakeServer().batch()
         self.assertEqual(len(batch), 4)
@@ -367,11 +327,7 @@ class BatchTest(unittest.TestCase):
                 (lambda: batch[4:].attend(0, random(1)), ("sequences:", "at least one")),
                 (lambda: flashcore.SequenceBatch([batch[0], batch[0]]), ("sequences:", "twice")),
                 (lambda: server.client().create_sequences(0, 1, 1, 32), ("n: 0",))):
-            with self.subTest(words), self.assertRaises(flashcore.InvalidArgument) as caught:
-                call()
-            for word in words:
-                self.assertIn(word, str(caught.exception))
-        self.assertEqual(server.calls, [])
+            self.refuses(server, call, *words)
 
     def test_the_same_in_asyncio(self):
         async def run():
@@ -385,7 +341,7 @@ class BatchTest(unittest.TestCase):
         self.assertEqual(asyncio.run(run()), {})
 
 
-class PlanTest(unittest.TestCase):
+class PlanTest(Refuses, unittest.TestCase):
     def test_a_plan_is_attend_batch(self):
         server = FakeServer()
         batch = server.batch()
@@ -441,11 +397,7 @@ class PlanTest(unittest.TestCase):
                 (lambda: client.plan(batch, num_heads=4, query_rows=0), ("query_rows", "at least 1")),
                 (lambda: client.plan(batch, num_heads=4, window=(-3, 0)), ("window: (-3, 0)",)),
                 (lambda: client.plan(batch, num_heads=4, append=False).run(0, q, k, k), ("k, v: given",))):
-            with self.subTest(words), self.assertRaises(flashcore.InvalidArgument) as caught:
-                call()
-            for word in words:
-                self.assertIn(word, str(caught.exception))
-        self.assertEqual(server.calls, [])
+            self.refuses(server, call, *words)
 
 
 class KvDTypeTest(unittest.TestCase):
@@ -497,12 +449,17 @@ class PrecisionTest(unittest.TestCase):
 
 
 class OnLostTest(unittest.TestCase):
-    def test_a_lost_sequence_is_restored_and_the_call_repeated(self):
-        seen = []
+    def setUp(self):
+        self.seen = []
 
+    def restore(self, sequence):
+        self.seen.append(sequence)
+        sequence.recreate()
+        return True
+
+    def test_a_lost_sequence_is_restored_and_the_call_repeated(self):
         def restore(sequence):
-            seen.append(sequence)
-            sequence.recreate()
+            self.restore(sequence)
             for layer in range(LAYERS):
                 sequence.append(layer, random(3, KV_HEADS), random(3, KV_HEADS))
             return True
@@ -514,43 +471,33 @@ class OnLostTest(unittest.TestCase):
                      lambda s: s.append(0, random(1, KV_HEADS), random(1, KV_HEADS)),
                      lambda s: s.truncate(1), lambda s: s.fork(), lambda s: s.info())
             for call in calls:
-                sequence, seen[:] = batch[1], []
+                sequence, self.seen = batch[1], []
                 lost = sequence.id
                 del server.lengths[lost]
                 call(sequence)
-                self.assertEqual(seen, [sequence])
-                self.assertIs(seen[0], sequence)
+                self.assertEqual(self.seen, [sequence])
+                self.assertIs(self.seen[0], sequence)
                 self.assertNotEqual(sequence.id, lost)
                 self.assertEqual(server.lengths[sequence.id], sequence.lengths)
 
     def test_only_the_lost_ones_of_a_request_are_restored(self):
-        def restore(sequence):
-            seen.append(sequence)
-            sequence.recreate()
-            return True
-
         for details, method in itertools.product((True, False), ("attend", "truncate", "info")):
             with self.subTest(details=details, method=method):
-                server, seen = FakeServer(details=details), []
-                batch = server.batch(on_lost=restore)
+                server, self.seen = FakeServer(details=details), []
+                batch = server.batch(on_lost=self.restore)
                 for i in (1, 3):
                     del server.lengths[batch[i].id]
                 dict(attend=lambda: batch.attend(0, random(4), random(4, KV_HEADS), random(4, KV_HEADS)),
                      truncate=lambda: batch.truncate(0), info=batch.info)[method]()
-                self.assertEqual(seen, [batch[1], batch[3]])
+                self.assertEqual(self.seen, [batch[1], batch[3]])
                 self.assertEqual([server.lengths[sequence.id] for sequence in batch], batch.lengths)
 
     def test_a_lost_parent_of_several_forks_is_restored_once(self):
-        def restore(sequence):
-            seen.append(sequence)
-            sequence.recreate()
-            return True
-
-        server, seen = FakeServer(), []
-        batch = server.batch(on_lost=restore)
+        server = FakeServer()
+        batch = server.batch(on_lost=self.restore)
         del server.lengths[batch[1].id]
         forks = batch.fork([1, 0, 1])
-        self.assertEqual(seen, [batch[1]])
+        self.assertEqual(self.seen, [batch[1]])
         self.assertEqual(forks.lengths, [[0, 0], [1, 1], [0, 0]])
 
     def test_without_restoration_the_error_stands(self):

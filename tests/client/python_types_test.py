@@ -93,8 +93,8 @@ class SourceTest(unittest.TestCase):
                 (flashcore.flash_attn_varlen_func, signatures, "VarlenFunc.__call__"),
                 (flashcore.flash_attn_with_kvcache, signatures, "KvcacheFunc.__call__"),
                 (flashcore.merge, "flashcore._requests", "merge"),
-                (aio.Client.plan, "flashcore.aio", "Client.plan"),
-                (aio.Client.plan, "flashcore.client", "Client.plan"),
+                (flashcore.Client.plan, signatures, "MakesPlan.__call__"),
+                (aio.Client.plan, signatures, "MakesPlan.__call__"),
                 (aio.Plan.run, "flashcore._plan", "Plan.run"),
                 (aio.Plan.run, "flashcore.client", "Plan.run")):
             with self.subTest(module, name=name):

@@ -10,8 +10,8 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/reflection.h"
 #include "absl/strings/str_cat.h"
-#include "client/cli/command.h"
-#include "client/cli/verify_case.h"
+#include "client/bench/commands.h"
+#include "client/bench/verify_case.h"
 #include "client/cpp/encode.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -93,8 +93,9 @@ class VerifyTest : public ::testing::TestWithParam<Size> {
   nlohmann::json Run() {
     absl::FlagSaver saver;
     ::testing::internal::CaptureStdout();
-    exit_code_ = Main({"verify", "--json", absl::StrCat("--target=", server_->target()),
-                       absl::StrCat("--cases=", kCases), absl::StrCat("--seed=", seed_)});
+    exit_code_ =
+        Main({VerifyCommand()}, {"verify", "--json", absl::StrCat("--target=", server_->target()),
+                                 absl::StrCat("--cases=", kCases), absl::StrCat("--seed=", seed_)});
     return nlohmann::json::parse(::testing::internal::GetCapturedStdout());
   }
 
@@ -181,8 +182,8 @@ TEST_P(VerifyTest, NoticesAWrongEdgeOfTheMask) {
   // Every long case has a window, a little too narrow.
   EXPECT_EQ(Verify([](Attention* a) {
               if (Rows(*a) < kLongRows) return false;
-              const int32_t left = std::min(a->span.mask.left, Rows(*a) - a->span.query_rows);
-              a->span.mask.left = left - Few(*a);
+              const int32_t left = std::min(a->span.terms.mask.left, Rows(*a) - a->span.query_rows);
+              a->span.terms.mask.left = left - Few(*a);
               return true;
             }),
             (std::set<int>{kLongInline, kForked, kLongForked, kLongResident}));

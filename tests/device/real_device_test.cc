@@ -44,7 +44,7 @@ class RealDeviceTest : public ::testing::TestWithParam<std::tuple<DeviceSetting,
     request = testing::MakeRequest(1, 1, 6, kKvHeads, kHeadDim);
     request.dtype = dtype;
     request.layout = std::get<1>(GetParam());
-    request.mask = mask;
+    request.terms.mask = mask;
     request.return_lse = true;
     testing::SetSpans(std::move(spans), &request);
     testing::FillTensors(job.get(), &random_);
@@ -97,7 +97,7 @@ class RealDeviceTest : public ::testing::TestWithParam<std::tuple<DeviceSetting,
     auto job = std::make_unique<AttendJob>();
     AttendRequest& request = job->operation.request;
     request = whole.operation.request;
-    request.mask = mask;
+    request.terms.mask = mask;
     std::string id;
     if (resident) {
       id = engine_->sequences()
@@ -280,7 +280,7 @@ TEST_P(RealDeviceTest, PartsMergeToTheWhole) {
         SetSigns(split, whole.get());
         Submit(whole.get());
         ASSERT_EQ(whole->ended.get(), absl::OkStatus());
-        const kernels::ReferenceResult want = Reference(*whole);
+        const kernels::AttentionResult want = Reference(*whole);
         EXPECT_EQ(FirstDifference(*whole, want, KernelTolerance(dtype)), "");
         const auto first = AttendToPart(*whole, 0, split, kernels::Mask::None(), resident);
         const auto second = AttendToPart(*whole, split, kv_rows, mask, resident);

@@ -3,13 +3,11 @@
 #define FLASHCORE_TESTS_DEVICE_REFERENCE_DEVICE_H_
 
 #include <chrono>
-#include <cstring>
 #include <random>
 #include <thread>
 #include <vector>
 
-#include "kernels/half.h"
-#include "kernels/reference.h"
+#include "kernels/oracle/reference.h"
 #include "server/base/mutex.h"
 #include "server/request/spans.h"
 #include "tests/engine/fakes.h"
@@ -61,25 +59,8 @@ class ReferenceDevice final : public HeapDevice {
 
   static void ComputeAttention(const kernels::Geometry& geometry,
                                const std::vector<kernels::Span>& spans) {
-    const kernels::ReferenceResult result =
-        kernels::ReferenceAttention({geometry, spans.data(), static_cast<int32_t>(spans.size())});
-    auto output = result.output.begin();
-    auto lse = result.lse.begin();
-    for (const kernels::Span& span : spans) {
-      for (int32_t row = 0; row < span.query_rows; ++row) {
-        for (int32_t head = 0; head < geometry.num_heads; ++head, ++lse) {
-          std::byte* to = span.output + row * span.row_stride + head * span.head_stride;
-          for (int32_t d = 0; d < geometry.head_dim; ++d, to += sizeof(uint16_t)) {
-            const uint16_t element =
-                kernels::FromFloat(geometry.dtype, static_cast<float>(*output++));
-            std::memcpy(to, &element, sizeof(element));
-          }
-          if (span.lse == nullptr) continue;
-          span.lse[row * span.lse_row_stride + head * span.lse_head_stride] =
-              static_cast<float>(*lse);
-        }
-      }
-    }
+    const kernels::AttentionBatch batch{geometry, spans.data(), static_cast<int32_t>(spans.size())};
+    kernels::StoreResult(kernels::ReferenceAttention(batch), batch);
   }
 
   std::vector<std::mt19937> random_;  // [lanes]

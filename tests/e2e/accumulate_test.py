@@ -1,18 +1,9 @@
 """--accumulate sets the type of the kernels' sums, or the server does not start."""
 
-import subprocess
 import unittest
 
 import harness
 from flashcore.v1 import attention_pb2 as pb
-
-
-def start_and_fail(*flags):
-    """(exit status, output) of a server that does not start."""
-    done = subprocess.run(
-        [harness.SERVER, "--listen=127.0.0.1:0", "--metrics_listen=", *flags],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
-    return done.returncode, done.stdout
 
 
 class AccumulateTest(unittest.TestCase):
@@ -28,12 +19,12 @@ class AccumulateTest(unittest.TestCase):
                             f"--seed={harness.SEED}")
 
     def test_the_cpu_cannot_sum_in_float16(self):
-        status, said = start_and_fail("--device=cpu", "--accumulate=float16")
+        status, said = harness.refusal("--device=cpu", "--accumulate=float16")
         self.assertEqual(status, 1)
         self.assertIn("no kernels for cpu: accumulate float16 is not float32", said)
 
     def test_another_type_is_a_bad_flag(self):
-        status, said = start_and_fail("--accumulate=fp16")
+        status, said = harness.refusal("--accumulate=fp16")
         self.assertEqual(status, 2)
         self.assertIn("--accumulate: 'fp16' is not float32 or float16", said)
 

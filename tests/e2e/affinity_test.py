@@ -19,7 +19,6 @@ import unittest
 import uuid
 
 import grpc
-import numpy as np
 from flashcore.v1 import attention_pb2 as pb
 
 import harness
@@ -28,7 +27,6 @@ from harness import wait_until
 Code = grpc.StatusCode
 PROXIES = pathlib.Path(__file__).parents[2] / "deploy" / "proxy"
 RELOAD_CLIENT = os.environ["FLASHCORE_RELOAD_CLIENT"]
-DIM = 32
 SEQUENCES = 32
 THREADS = 4
 
@@ -68,7 +66,7 @@ class Proxy:
         with open(pathlib.Path(self.folder.name, "log"), "wb") as log:
             self.process = subprocess.Popen(self.command(), env={**os.environ, **self.variables},
                                             stdout=log, stderr=log)
-        with harness.Server.channel(None, self.address) as channel:
+        with harness.open_channel(self.address) as channel:
             harness.stub(channel).GetServerInfo(
                 pb.GetServerInfoRequest(), timeout=harness.PATIENCE, wait_for_ready=True)
 
@@ -130,15 +128,11 @@ class Sequence:
         self.metadata = [("x-flashcore-sequence", uuid.uuid4().hex)]
         self.length = 0
         self.codes = []
-        self.id = stub.CreateSequence(
-            pb.CreateSequenceRequest(num_layers=1, num_kv_heads=1, head_dim=DIM,
-                                     dtype=pb.DTYPE_FLOAT16), metadata=self.metadata).sequence_id
+        self.id = harness.create(stub, self.metadata).sequence_id
 
     def step(self):
         """Appends a row and records the status code."""
-        row = np.zeros((1, 1, DIM), np.float16)
-        request = harness.request(row, row, row)
-        request.spans[0].sequence_id = self.id
+        request = harness.zeros_request(1, 1, sequence=self.id)
         request.spans[0].expected_length = self.length
         try:
             reply = self.stub.Attend(request, metadata=self.metadata, timeout=harness.PATIENCE)
@@ -279,7 +273,7 @@ class AffinityTest(unittest.TestCase):
     def check(self, kind):
         proxy = self.stack.enter_context(kind([s.target for s in self.servers] + [self.spare]))
         address = proxy.address
-        stub = harness.stub(self.stack.enter_context(harness.Server.channel(None, address)))
+        stub = harness.stub(self.stack.enter_context(harness.open_channel(address)))
         sequences = self.check_sticking(stub)
 
         lost = self.of(0, sequences)

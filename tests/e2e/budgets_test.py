@@ -4,14 +4,11 @@ import contextlib
 import unittest
 
 import grpc
-import numpy as np
-from flashcore.v1 import attention_pb2 as pb
 
 import harness
 from harness import MIB, wait_until
-from silent_client import SilentClient
+from raw_http2 import ATTEND, SERVICE, SilentClient
 
-SERVICE = "/flashcore.v1.AttentionService/"
 BUDGETS = {"kv_memory_bytes": 128 * MIB, "sequence_metadata_bytes": 32 * MIB,
            "staging_memory_bytes": 64 * MIB, "transport_memory_bytes": 64 * MIB,
            "unsent_reply_bytes": 16 * MIB}
@@ -19,14 +16,9 @@ ATTACKERS = [f"127.0.0.{i}" for i in range(2, 10)]  # each is another client
 DIM = 64
 
 
-def attend_request(rows):
-    tensor = np.zeros((rows, 1, DIM), np.float16)
-    return harness.request(tensor, tensor, tensor, "r").SerializeToString()
-
-
 class BudgetsTest(unittest.TestCase):
     def silent(self, host):
-        return self.stack.enter_context(SilentClient(self.server.port, host=host))
+        return self.stack.enter_context(SilentClient(self.server.target, host=host))
 
     def until_refused(self, calls):
         """How many were served."""
@@ -39,18 +31,13 @@ class BudgetsTest(unittest.TestCase):
         return count
 
     def fill_kv_memory(self, stub):
-        rows = 128
-        data = bytes(rows * 8 * DIM * 2)
-        sequence = stub.CreateSequence(pb.CreateSequenceRequest(
-            num_layers=1, num_kv_heads=8, head_dim=DIM, dtype=pb.DTYPE_FLOAT16)).sequence_id
-        chunk = pb.LoadSequenceRequest(sequence_id=sequence, layout=pb.LAYOUT_NHD, rows=rows, key=data,
-                                       value=data)
+        sequence = harness.create(stub, num_kv_heads=8, head_dim=DIM).sequence_id
+        chunk = harness.chunk(sequence, 128, 8 * DIM * 2)
         return self.until_refused(lambda: stub.LoadSequence(iter([chunk])) for _ in range(2000))
 
     def fill_metadata(self, stub):
-        request = pb.CreateSequenceRequest(num_layers=1024, num_kv_heads=1, head_dim=DIM,
-                                           dtype=pb.DTYPE_FLOAT16)
-        return self.until_refused(lambda: stub.CreateSequence(request) for _ in range(100_000))
+        return self.until_refused(lambda: harness.create(stub, num_layers=1024, head_dim=DIM)
+                                  for _ in range(100_000))
 
     def serves(self, channel):
         call = harness.stub(channel).Attend.future(harness.small_request(), timeout=harness.PATIENCE)
@@ -79,18 +66,18 @@ class BudgetsTest(unittest.TestCase):
             filled = {"LoadSequence": self.fill_kv_memory(stub),
                       "CreateSequence": self.fill_metadata(stub)}
             # Replies that nobody reads: large ones in staging memory, lists in the heap.
-            request = attend_request(150)
+            request = harness.zeros_request(150, 150, head_dim=DIM, request_id="r").SerializeToString()
             for host in attackers:
                 attends, lists = self.silent(host), self.silent(host)
                 for _ in range(600):
-                    attends.call(SERVICE + "Attend", request)
+                    attends.call(ATTEND, request)
                 for _ in range(300):
                     lists.call(SERVICE + "ListSequences", b"")
             # Messages that never end.
             for host in attackers:
                 for _ in range(half_messages):
                     half = self.silent(host)
-                    half.send(half.open(SERVICE + "Attend"), bytes(60_000), missing=1)
+                    half.send(half.open(ATTEND), bytes(60_000), missing=1)
             wait_until(lambda: self.server.metric("flashcore_rejected_requests_total") > 10, "refusals")
             self.assertGreater(min(filled.values()), 10, filled)
             if measured:

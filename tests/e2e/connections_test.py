@@ -1,10 +1,10 @@
-"""Floods of connections and streams, with an honest client beside each."""
+"""Floods of connections and streams, with an honest client beside each: who takes many leaves room for
+others, at every door."""
 
 import concurrent.futures
 import contextlib
 import ctypes
 import os
-import pathlib
 import resource
 import socket
 import time
@@ -14,19 +14,17 @@ import urllib.parse
 import grpc
 
 import harness
-from harness import MIB, wait_until
+import raw_http2
+from attackers import Attacker
+from harness import MIB, assert_serves, pb, refused, wait_until
 from honest_client import HonestClient
-from raw_http2 import ACK, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame, literal
+from local_raw_client import RawClient
+from raw_http2 import ACK, ATTEND, END_HEADERS, HANDSHAKE, HEADERS, PREFACE, SETTINGS, call_headers, frame
 
-ATTEND = b"/flashcore.v1.AttentionService/Attend"
-REFLECTION = b"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-HANDSHAKE = PREFACE + frame(SETTINGS, 0, 0, b"")
-
-
-def headers(path):
-    return b"".join(literal(*field) for field in (
-        (b":method", b"POST"), (b":scheme", b"http"), (b":path", path), (b":authority", b"test"),
-        (b"content-type", b"application/grpc"), (b"te", b"trailers")))
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+SILENT = refused("silent")
+USERS = (20001, 20002, 20003)  # nobody's
+REASONS = ("max_connections", "max_connections_per_host", "no_files", "silent", "made_room")
 
 
 class ConnectionsTest(unittest.TestCase):
@@ -37,19 +35,10 @@ class ConnectionsTest(unittest.TestCase):
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
 
     def connect(self, server):
-        connection = socket.create_connection(("127.0.0.1", server.port), timeout=harness.PATIENCE)
-        self.addCleanup(connection.close)
-        return connection
-
-    def refused(self, server, reason):
-        return server.metric(f'flashcore_connections_refused_total{{reason="{reason}"}}')
+        return self.enterContext(raw_http2.connect(server.target))
 
     def assert_connections_return(self, server):
         wait_until(lambda: server.metric("flashcore_connections") <= 3, "connections are closed")
-
-    def assert_serves(self, *channels):
-        for channel in channels:
-            harness.stub(channel).Attend(harness.small_request(), timeout=harness.PATIENCE)
 
     def assert_ends(self, connection):
         """Reads until the server has closed the connection."""
@@ -59,40 +48,37 @@ class ConnectionsTest(unittest.TestCase):
 
     def test_the_listener_survives_running_out_of_files(self):
         with self.server_of_few_files() as server, server.channel() as channel:
-            self.assert_serves(channel)
+            assert_serves(channel)
             idle = [self.connect(server) for _ in range(1064)]
-            wait_until(lambda: self.refused(server, "silent") >= 600, "some make room")
+            wait_until(lambda: server.metric(SILENT) >= 600, "some make room")
             with server.channel() as new:
-                self.assert_serves(channel, new)
+                assert_serves(channel, new)
             for connection in idle:
                 connection.close()
             self.assert_connections_return(server)
-            self.assert_serves(channel)
+            assert_serves(channel)
             self.assertEqual(server.probe("/readyz"), 200)
             self.assertEqual(server.stop(), 0)
 
     @harness.stress
     def test_running_out_of_files_does_not_hurt_a_client(self):
         with self.server_of_few_files() as server:
-            with HonestClient(server) as honest:
+            with HonestClient(server.target) as honest:
                 idle = [self.connect(server) for _ in range(1064)]
-                wait_until(lambda: self.refused(server, "silent") >= 600, "some make room")
+                wait_until(lambda: server.metric(SILENT) >= 600, "some make room")
                 for connection in idle:
                     connection.close()
                 self.assert_connections_return(server)
-                honest.check(self)
+                honest.check(self, floor=1)
 
     @contextlib.contextmanager
     def server_of_few_files(self):
-        with harness.in_temporary_folder() as folder:
-            program = pathlib.Path(folder, "few_files")
-            program.write_text(f'#!/bin/sh\nulimit -n 1024\nexec {harness.SERVER} "$@"\n')
-            program.chmod(0o755)
-            with harness.Server("--max_connections_per_host=2000", program=program) as server:
-                reduced = server.wait_for_record(
-                    "fewer connections than --max_connections: the process may open too few files")
-                self.assertEqual(reduced["max_connections"], (1024 - 256) // 2)
-                yield server
+        with harness.program("ulimit -n 1024; exec") as program, \
+                harness.Server("--max_connections_per_host=2000", program=program) as server:
+            reduced = server.wait_for_record(
+                "fewer connections than --max_connections: the process may open too few files")
+            self.assertEqual(reduced["max_connections"], (1024 - 256) // 2)
+            yield server
 
     def test_short_connections_are_served(self):
         self.check_short_connections(50)
@@ -106,7 +92,7 @@ class ConnectionsTest(unittest.TestCase):
             def call():
                 for _ in range(count):
                     with server.channel() as channel:
-                        harness.stub(channel).GetServerInfo(harness.pb.GetServerInfoRequest(),
+                        harness.stub(channel).GetServerInfo(pb.GetServerInfoRequest(),
                                                             timeout=harness.PATIENCE)
                 return True
 
@@ -119,25 +105,25 @@ class ConnectionsTest(unittest.TestCase):
             # Under load, the handshake of this one may take too long, too.
             harness.stub(channel).Attend(harness.small_request(), timeout=harness.PATIENCE,
                                          wait_for_ready=True)
-            before = self.refused(server, "silent")
+            before = server.metric(SILENT)
             half = [self.connect(server) for _ in range(60)]
             self.send_half_prefaces(half[::2])
             for connection in half:
                 self.assert_ends(connection)
-            self.assertEqual(self.refused(server, "silent"), before + len(half))
+            self.assertEqual(server.metric(SILENT), before + len(half))
             self.assert_connections_return(server)
-            self.assert_serves(channel)
+            assert_serves(channel)
 
     @harness.stress
     def test_half_open_connections_do_not_hurt_a_client(self):
-        with harness.Server("--handshake_timeout_s=2") as server, HonestClient(server) as honest:
+        with harness.Server("--handshake_timeout_s=2") as server, HonestClient(server.target) as honest:
             half = [self.connect(server) for _ in range(800)]
             self.send_half_prefaces(half[::2])
             for connection in half:
                 self.assert_ends(connection)
-            self.assertEqual(self.refused(server, "silent"), 800)
+            self.assertEqual(server.metric(SILENT), 800)
             self.assert_connections_return(server)
-            honest.check(self)
+            honest.check(self, floor=1)
 
     def send_half_prefaces(self, connections):
         for connection in connections:
@@ -155,37 +141,37 @@ class ConnectionsTest(unittest.TestCase):
     def test_one_host_has_a_share_of_the_connections(self):
         with harness.Server("--max_connections_per_host=20", "--handshake_timeout_s=600") as server:
             with server.channel() as channel:
-                self.assert_serves(channel)
+                assert_serves(channel)
                 held = [self.connect(server) for _ in range(40)]
                 for connection in held:
                     with contextlib.suppress(OSError):
                         connection.sendall(HANDSHAKE)
                 # For each of 21 the server closes it, a silent one, or one that is idle for long enough,
                 # such as the channel's.
-                wait_until(lambda: sum(self.refused(server, reason) for reason in (
+                wait_until(lambda: sum(server.metric(refused(reason)) for reason in (
                     "max_connections_per_host", "silent", "made_room")) == 21, "21 are closed")
                 with server.channel(f"unix:{server.socket}") as local:  # another door
-                    self.assert_serves(local)
+                    assert_serves(local)
             for connection in held:
                 connection.close()
             self.assert_connections_return(server)
 
     def test_streams_of_one_connection_are_limited(self):
         with harness.Server() as server, server.channel() as channel:
-            self.assert_serves(channel)
+            assert_serves(channel)
             self.open_too_many_streams(server)
             self.assert_connections_return(server)
-            self.assert_serves(channel)
+            assert_serves(channel)
 
     @harness.stress
     def test_too_many_streams_do_not_hurt_a_client(self):
-        with harness.Server() as server, HonestClient(server) as honest:
+        with harness.Server() as server, HonestClient(server.target) as honest:
             before = server.status_bytes("VmHWM")
             self.open_too_many_streams(server)
             self.assert_connections_return(server)
             if not harness.SANITIZED:
                 self.assertLess(server.status_bytes("VmHWM") - before, 64 * MIB)
-            honest.check(self)
+            honest.check(self, floor=1)
 
     def open_too_many_streams(self, server):
         """The client acknowledges the limit, does not keep to it, and is disconnected. gRPC 1.51 does not
@@ -194,7 +180,7 @@ class ConnectionsTest(unittest.TestCase):
         connection.sendall(HANDSHAKE)
         self.assertTrue(connection.recv(65536))  # the server's settings
         connection.sendall(frame(SETTINGS, ACK, 0, b""))
-        block = headers(ATTEND)
+        block = call_headers(ATTEND)
         with self.assertRaises(ConnectionError):
             for first in range(0, 30_000, 100):
                 connection.sendall(b"".join(frame(HEADERS, END_HEADERS, 2 * (first + i) + 1, block)
@@ -204,23 +190,22 @@ class ConnectionsTest(unittest.TestCase):
 
     @harness.stress
     def test_reflection_has_few_threads(self):
-        with harness.Server("--enable_reflection") as server, HonestClient(server) as honest:
-            before = server.status_bytes("Threads") // 1024
+        with harness.Server("--enable_reflection") as server, HonestClient(server.target) as honest:
+            before = server.threads()
             for _ in range(12):
                 connection = self.connect(server)
                 connection.sendall(HANDSHAKE + b"".join(
-                    frame(HEADERS, END_HEADERS, 2 * i + 1, headers(REFLECTION)) for i in range(250)))
+                    frame(HEADERS, END_HEADERS, 2 * i + 1, call_headers(REFLECTION)) for i in range(250)))
             most = 0
             for _ in range(20):
-                most = max(most, server.status_bytes("Threads") // 1024 - before)
+                most = max(most, server.threads() - before)
                 time.sleep(0.05)
             self.assertLess(most, 50)
-            honest.check(self)
+            honest.check(self, floor=1)
 
     def test_there_is_no_reflection_by_default(self):
         with harness.Server() as server, server.channel() as channel:
-            call = channel.stream_stream(REFLECTION.decode())(iter([b"\x3a\x01*"]),
-                                                              timeout=harness.PATIENCE)
+            call = channel.stream_stream(REFLECTION)(iter([b"\x3a\x01*"]), timeout=harness.PATIENCE)
             self.assertEqual(call.code(), grpc.StatusCode.UNIMPLEMENTED)
 
     def test_probes_are_answered_beside_half_http_requests(self):
@@ -252,7 +237,7 @@ class ConnectionsTest(unittest.TestCase):
     @harness.stress  # the server takes five looks, one every two seconds
     def test_a_dead_listener_ends_the_process(self):
         with harness.Server() as server, server.channel() as channel:
-            harness.stub(channel).Attend(harness.small_request(), timeout=harness.PATIENCE)
+            assert_serves(channel)
             self.kill_listener(server)
             self.assertEqual(server.process.wait(harness.PATIENCE), 1)
             dead = server.wait_for_record("a listener is dead")
@@ -264,8 +249,8 @@ class ConnectionsTest(unittest.TestCase):
         libc = ctypes.CDLL(None, use_errno=True)
         pidfd_open, pidfd_getfd = 434, 438
         process = libc.syscall(pidfd_open, server.process.pid, 0)
-        for name in os.listdir(f"/proc/{server.process.pid}/fd"):
-            descriptor = libc.syscall(pidfd_getfd, process, int(name), 0)
+        for file in (server.proc / "fd").iterdir():
+            descriptor = libc.syscall(pidfd_getfd, process, int(file.name), 0)
             if descriptor < 0:
                 self.skipTest(f"no access to the server's files: {os.strerror(ctypes.get_errno())}")
             with contextlib.suppress(OSError), socket.socket(fileno=descriptor) as candidate:
@@ -274,6 +259,40 @@ class ConnectionsTest(unittest.TestCase):
                     candidate.shutdown(socket.SHUT_RDWR)
                     return
         self.fail("no listening socket")
+
+
+@harness.needs_root
+@unittest.skipUnless(harness.kernel_tells_of_tcp(), "the kernel does not tell whose a TCP connection is")
+class DoorsTest(unittest.TestCase):
+    def refusals(self, server, door=""):
+        return {reason: count for reason in REASONS if (count := server.metric(refused(reason, door)))}
+
+    def get_info(self, channel):
+        harness.stub(channel).GetServerInfo(pb.GetServerInfoRequest(), timeout=harness.PATIENCE)
+
+    def test_idle_connections_at_every_door_leave_room_for_another_user(self):
+        with harness.open_server("--max_connections=54", "--max_connections_per_host=6") as server, \
+                contextlib.ExitStack() as stack:
+            tcp, unix, local = server.target, f"unix:{server.socket}", f"local:{server.local}"
+            attackers = [stack.push(Attacker("idle", tcp, unix, local, user=user, count=6,
+                                             host=f"127.0.0.{number + 3}"))
+                         for number, user in enumerate(USERS)]
+            self.assertEqual([attacker.begun() for attacker in attackers], [3 * 6] * len(USERS))
+            self.assertEqual(server.metric("flashcore_connections"), 36)
+            self.assertEqual(server.metric("flashcore_local_connections"), 18)
+            self.assertEqual(self.refusals(server) | self.refusals(server, "local_"), {})
+
+            channels = [stack.enter_context(server.channel(target)) for target in [tcp, unix] * 4]
+            for channel in channels:
+                self.get_info(channel)
+            clients = [RawClient(server.local) for _ in range(4)]
+            for _ in range(2):
+                for channel in channels:
+                    self.get_info(channel)
+                for client in clients:
+                    client.call("GetServerInfo", pb.GetServerInfoRequest(), pb.GetServerInfoResponse)
+            self.assertEqual(self.refusals(server), {"made_room": 8})
+            self.assertEqual(self.refusals(server, "local_"), {"made_room": 4})
 
 
 if __name__ == "__main__":

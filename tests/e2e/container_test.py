@@ -1,10 +1,10 @@
 """A server with default budgets in a small container, under load: it refuses by name what finds no room, and
 is not ended by the system. FLASHCORE_SOAK_SECONDS says how long the load lasts."""
 
+import concurrent.futures
 import contextlib
 import os
 import random
-import threading
 import time
 import unittest
 
@@ -43,12 +43,8 @@ class Load:
             self._try(self.fill_kv, channel, random.Random(harness.SEED))
         # Together they want more of each budget than there is.
         work = [self.fill_kv] * 2 + [self.attend_inline] * 4 + [self.send_too_much]
-        threads = [threading.Thread(target=self._repeat, args=(item, number))
-                   for number, item in enumerate(work)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with concurrent.futures.ThreadPoolExecutor(len(work)) as pool:
+            list(pool.map(self._repeat, work, range(len(work))))
 
     def _repeat(self, work, number):
         chance = random.Random(harness.SEED + number)
@@ -87,11 +83,8 @@ class Load:
     @staticmethod
     def load(stub, sequences):
         rows = 2 * MIB // ROW_BYTES
-        data = bytes(rows * ROW_BYTES)
-        sequences.append(stub.CreateSequence(pb.CreateSequenceRequest(
-            num_layers=1, num_kv_heads=HEADS, head_dim=DIM, dtype=pb.DTYPE_FLOAT16)).sequence_id)
-        stub.LoadSequence(iter([pb.LoadSequenceRequest(
-            sequence_id=sequences[-1], layout=pb.LAYOUT_NHD, rows=rows, key=data, value=data)]))
+        sequences.append(harness.create(stub, num_kv_heads=HEADS, head_dim=DIM).sequence_id)
+        stub.LoadSequence(iter([harness.chunk(sequences[-1], rows, ROW_BYTES)]))
 
     def delete(self, stub, sequence):
         """Again and again: a call that gRPC cuts off for want of memory may have been done or not."""
@@ -107,18 +100,13 @@ class Load:
 
     @staticmethod
     def query(sequence):
-        return pb.AttendRequest(
-            spans=[pb.Span(query_rows=4, sequence_id=sequence)], dtype=pb.DTYPE_FLOAT16, num_heads=HEADS,
-            num_kv_heads=HEADS, head_dim=DIM, layout=pb.LAYOUT_NHD, query=bytes(4 * ROW_BYTES))
+        return harness.zeros_request(4, 0, HEADS, DIM, sequence=sequence)
 
     def attend_inline(self, stub, _, chance):
         """Requests of any size: many query rows have results as large, many K/V rows none."""
         rows = chance.randrange(1, int(0.9 * self.message) // (3 * ROW_BYTES))
         kv_rows = chance.choice((1, rows // 16 + 1))
-        stub.Attend(pb.AttendRequest(
-            spans=[pb.Span(query_rows=rows, kv_rows=kv_rows)], dtype=pb.DTYPE_FLOAT16, num_heads=HEADS,
-            num_kv_heads=HEADS, head_dim=DIM, layout=pb.LAYOUT_NHD, query=bytes(rows * ROW_BYTES),
-            key=bytes(kv_rows * ROW_BYTES), value=bytes(kv_rows * ROW_BYTES)), timeout=30)
+        stub.Attend(harness.zeros_request(rows, kv_rows, HEADS, DIM), timeout=30)
 
     def send_too_much(self, _, channel, chance):
         """Messages that are refused once the server has received them, or as much as it may."""

@@ -9,7 +9,6 @@ import unittest
 
 import grpc
 import numpy as np
-from flashcore.v1 import attention_pb2 as pb
 
 import harness
 from harness import wait_until
@@ -28,7 +27,7 @@ class DeviceLostTest(unittest.TestCase):
         def load(target):
             """Sends requests until the server is gone."""
             with server.channel(target) as channel:
-                request = harness.request(*(np.zeros((64, HEADS, DIM), np.float16),) * 3)
+                request = harness.zeros_request(64, 64, HEADS, DIM)
                 while not codes or codes[-1] != UNAVAILABLE:
                     codes.append(harness.stub(channel).Attend.future(request, timeout=60).code())
 
@@ -98,9 +97,7 @@ class DeviceLostTest(unittest.TestCase):
 
     @staticmethod
     def create(stub, device_id):
-        return stub.CreateSequence(pb.CreateSequenceRequest(
-            num_layers=1, num_kv_heads=HEADS, head_dim=DIM, dtype=pb.DTYPE_FLOAT16,
-            device_id=device_id)).sequence.sequence_id
+        return harness.create(stub, num_kv_heads=HEADS, head_dim=DIM, device_id=device_id).sequence_id
 
     @staticmethod
     def append(stub, sequence, q, k, v):

@@ -1,9 +1,7 @@
 """Signals: a drain loses no request, a later signal ends the server at once."""
 
 import collections
-import pathlib
 import signal
-import subprocess
 import threading
 import time
 import unittest
@@ -12,10 +10,9 @@ import grpc
 from flashcore.v1 import attention_pb2 as pb
 
 import harness
-from harness import wait_until
-from silent_client import HeldStaging, SilentClient, window_request
+from harness import HeldStaging, wait_until, window_request
+from raw_http2 import ATTEND, SilentClient
 
-ATTEND = "/flashcore.v1.AttentionService/Attend"
 OK, UNAVAILABLE = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE
 # The drain waits longer than any test: a server that ends before has not waited for it.
 PATIENT = ("--drain_timeout_s=600",)
@@ -29,11 +26,7 @@ def slow_request(request_id=""):
 
 def endless_request():
     """One launch of ten seconds or more for one thread of any CPU."""
-    rows, heads, kv_rows, dim = 1 << 13, 32, 1 << 16, 32
-    return pb.AttendRequest(
-        spans=[pb.Span(query_rows=rows, kv_rows=kv_rows)], dtype=pb.DTYPE_FLOAT16, num_heads=heads,
-        num_kv_heads=1, head_dim=dim, layout=pb.LAYOUT_NHD, query=bytes(2 * rows * heads * dim),
-        key=bytes(2 * kv_rows * dim), value=bytes(2 * kv_rows * dim))
+    return harness.zeros_request(1 << 13, 1 << 16, heads=32, kv_heads=1)
 
 
 def received(server, rpc):
@@ -122,16 +115,9 @@ class DrainTest(unittest.TestCase):
     @harness.stress
     def test_clients_that_do_not_stop_do_not_hold_it(self):
         with harness.Server(*PATIENT) as server:
-            load = subprocess.Popen(
-                [harness.CLI, "bench", f"--target={server.target}", "--concurrency=8",
-                 "--shape=1x1x16x32", "--duration=1h", "--allow_errors"],
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            try:
+            with server.load("--concurrency=8", "--shape=1x1x16x32", "--allow_errors"):
                 wait_until(lambda: received(server, "Attend") > 100, "no load")
                 self.assertEqual(server.stop(), 0)
-            finally:
-                load.kill()
-                load.wait()
 
     def test_an_open_stream_is_answered_and_ended(self):
         with harness.Server() as server, server.channel() as channel:
@@ -149,11 +135,12 @@ class DrainTest(unittest.TestCase):
             self.assertEqual(caught.exception.code(), grpc.StatusCode.UNAVAILABLE)
 
     def test_slow_readers_and_open_streams_end(self):
-        with harness.Server("--drain_timeout_s=0.5") as server, SilentClient(server.port) as silent, \
+        with harness.Server("--drain_timeout_s=0.5") as server, SilentClient(server.target) as silent, \
                 server.channel() as channel:
             idle, load = self.leave_open(server, silent, harness.stub(channel))
             self.assertEqual(server.stop(), 0)
             self.assertEqual((idle.code(), load.code()), (UNAVAILABLE, UNAVAILABLE))
+            self.assertIn("drained", [record["msg"] for record in server.records()])
 
     def leave_open(self, server, silent, stub):
         """Leaves six unread replies, and two open streams, which it returns."""
@@ -168,13 +155,10 @@ class DrainTest(unittest.TestCase):
             yield from ()
 
         streams = stub.AttendStream(forever()), stub.LoadSequence.future(forever())
-        wait_until(lambda: self.started(server, "AttendStream") == 2 and
-                   self.started(server, "LoadSequence") == 1, "open streams")
+        started = 'grpc_server_started_total{grpc_method="%s"}'
+        wait_until(lambda: server.metric(started % "AttendStream") == 2 and
+                   server.metric(started % "LoadSequence") == 1, "open streams")
         return streams
-
-    def started(self, server, rpc):
-        return sum(float(line.rpartition(" ")[2]) for line in server.metrics_text().splitlines()
-                   if line.startswith("grpc_server_started_total") and f'"{rpc}"' in line)
 
     @harness.stress
     def test_slow_readers_and_open_streams_end_in_time(self):
@@ -185,7 +169,7 @@ class DrainTest(unittest.TestCase):
             server.process.wait()
 
         with harness.Server(f"--drain_timeout_s={timeout}", f"--client_staging_bytes={1 << 30}",
-                            *harness.SLOW) as server, SilentClient(server.port) as silent, \
+                            *harness.SLOW) as server, SilentClient(server.target) as silent, \
                 server.channel() as channel:
             stub = harness.stub(channel)
             idle, load = self.leave_open(server, silent, stub)
@@ -242,18 +226,16 @@ class DrainTest(unittest.TestCase):
         with harness.Server(*PATIENT, *HeldStaging.FLAGS) as server, server.channel() as channel, \
                 HeldStaging(server) as memory:
             futures = held_requests(server, harness.stub(channel), 2)
-            server.process.send_signal(signal.SIGSTOP)
-            stat = pathlib.Path(f"/proc/{server.process.pid}/stat")
-            wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it stops")
-            for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCONT):
-                server.process.send_signal(sig)
+            with server.stopped():
+                for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                    server.process.send_signal(sig)
             server.wait_for_record("draining")
             server.process.send_signal(signal.SIGHUP)
             server.wait_for_record("SIGHUP: the server drains")  # what came before it has been taken
             # The kernel's, at the end of the CPU time: it never ends a drain that something else began.
             server.process.send_signal(signal.SIGXCPU)
-            status = pathlib.Path(f"/proc/{server.process.pid}/status")
-            wait_until(lambda: "\nShdPnd:\t0000000000000000\n" in status.read_text(), "it is taken")
+            wait_until(lambda: "\nShdPnd:\t0000000000000000\n" in (server.proc / "status").read_text(),
+                       "it is taken")
             memory.release()
             self.assertEqual({future.code() for future in futures}, {OK})
             self.assertEqual(server.process.wait(harness.PATIENCE), 0)

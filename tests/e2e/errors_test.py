@@ -1,12 +1,11 @@
 """Why calls fail, for programs: the details of a status over the wire, as any gRPC library reads them."""
 
-import unittest
-
 import grpc
 from flashcore.v1 import attention_pb2 as pb
 from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message_factory
 
 import harness
+from harness import failure
 
 HEADS, DIM = 1, 64
 INFO = "type.googleapis.com/google.rpc.ErrorInfo"
@@ -33,18 +32,11 @@ def google_rpc_status():
     return make_class(pool.FindMessageTypeByName("google.rpc.Status"))
 
 
-class ErrorsTest(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.server = harness.Server("--kv_memory_bytes=8388608", "--client_kv_bytes=0")
-        cls.addClassCleanup(cls.server.__exit__)
-        cls.channel = cls.server.channel()
-        cls.addClassCleanup(cls.channel.close)
-        cls.stub = harness.stub(cls.channel)
+class ErrorsTest(harness.ServerTest):
+    flags = ("--kv_memory_bytes=8388608", "--client_kv_bytes=0")
 
     def create(self):
-        return self.stub.CreateSequence(pb.CreateSequenceRequest(
-            num_layers=1, num_kv_heads=HEADS, head_dim=DIM, dtype=pb.DTYPE_FLOAT16)).sequence_id
+        return harness.create(self.stub, num_kv_heads=HEADS, head_dim=DIM).sequence_id
 
     def append(self, sequences, rows, **fields):
         tensor = bytes(sum(rows) * HEADS * DIM * 2)
@@ -67,20 +59,14 @@ class ErrorsTest(unittest.TestCase):
         self.assertEqual(info.domain, "flashcore")
         return info.reason, dict(info.metadata)
 
-    def failure(self, code, call, *args, **fields):
-        with self.assertRaises(grpc.RpcError) as caught:
-            call(*args, **fields)
-        self.assertEqual(caught.exception.code(), code)
-        return caught.exception
-
     def test_all_lost_sequences_are_named(self):
         here = self.create()
         lost = [bytes([0, i]) + bytes(14) for i in range(150)]
-        error = self.failure(grpc.StatusCode.NOT_FOUND, self.append, lost[:3] + [here], [1, 1, 1, 1])
+        error = failure(grpc.StatusCode.NOT_FOUND, self.append, lost[:3] + [here], [1, 1, 1, 1])
         self.assertEqual(self.info_of(error), ("SEQUENCE_LOST", {
             "lost": "3", "spans": "0,1,2", "sequence_ids": ",".join(id.hex() for id in lost[:3])}))
         # gRPC carries as many as are named.
-        error = self.failure(grpc.StatusCode.NOT_FOUND, self.append, lost, [1] * 150)
+        error = failure(grpc.StatusCode.NOT_FOUND, self.append, lost, [1] * 150)
         reason, metadata = self.info_of(error)
         self.assertEqual((reason, metadata["lost"]), ("SEQUENCE_LOST", "150"))
         self.assertEqual(metadata["sequence_ids"].split(","), [id.hex() for id in lost[:128]])
@@ -91,29 +77,27 @@ class ErrorsTest(unittest.TestCase):
         info = self.stub.GetServerInfo(pb.GetServerInfoRequest()).devices[0]
         pages = info.kv_memory_bytes // page
         self.append(sequences, [64 * (pages - 2), 0])
-        error = self.failure(grpc.StatusCode.RESOURCE_EXHAUSTED, self.append, sequences, [64, 128])
+        error = failure(grpc.StatusCode.RESOURCE_EXHAUSTED, self.append, sequences, [64, 128])
         self.assertEqual(self.info_of(error), ("KV_FULL", {
             "needed_bytes": str(3 * page), "free_bytes": str(2 * page),
             "used_bytes": str((pages - 2) * page)}))
-        error = self.failure(grpc.StatusCode.RESOURCE_EXHAUSTED, self.append, sequences[1:],
-                             [64 * (pages + 1)])
+        error = failure(grpc.StatusCode.RESOURCE_EXHAUSTED, self.append, sequences[1:], [64 * (pages + 1)])
         self.assertEqual(self.info_of(error), ("TOO_LARGE", {
             "needed_bytes": str((pages + 1) * page), "limit_bytes": str(pages * page)}))
         for sequence in sequences:
             self.stub.DeleteSequence(pb.DeleteSequenceRequest(sequence_id=sequence))
-        error = self.failure(grpc.StatusCode.NOT_FOUND, self.stub.DeleteSequence,
-                             pb.DeleteSequenceRequest(sequence_id=sequence))
+        error = failure(grpc.StatusCode.NOT_FOUND, self.stub.DeleteSequence,
+                        pb.DeleteSequenceRequest(sequence_id=sequence))
         self.assertIn("there is nothing to delete", error.details())
 
     def test_a_length_that_differs_is_told(self):
         sequence = self.create()
-        error = self.failure(grpc.StatusCode.FAILED_PRECONDITION, self.append, [sequence], [1],
-                             expected_length=3)
+        error = failure(grpc.StatusCode.FAILED_PRECONDITION, self.append, [sequence], [1], expected_length=3)
         self.assertEqual(self.info_of(error), ("LENGTH_MISMATCH", {
             "sequence_id": sequence.hex(), "expected": "3", "actual": "0", "span": "0"}))
 
     def test_other_errors_have_no_details(self):
-        error = self.failure(grpc.StatusCode.INVALID_ARGUMENT, self.append, [b"short"], [1])
+        error = failure(grpc.StatusCode.INVALID_ARGUMENT, self.append, [b"short"], [1])
         self.assertNotIn("grpc-status-details-bin", dict(error.trailing_metadata()))
 
 

@@ -91,7 +91,7 @@ class FlagTest(unittest.TestCase):
             "--lanes=two": "--lanes: 'two' is not a whole number",
             "--lanes=99999999999": "--lanes: '99999999999' is not a whole number",
             "--max_request_gflop=1e": "--max_request_gflop: '1e' is not a number",
-            "--enable_echo=maybe": "--enable_echo: 'maybe' is not true or false",
+            "--enable_reflection=maybe": "--enable_reflection: 'maybe' is not true or false",
             "--unix_socket_mode=0668": "--unix_socket_mode: '0668' is not an octal mode up to 0777 that",
             "--unix_socket_mode=1660": "--unix_socket_mode: '1660' is not an octal mode",
             "--unix_socket_mode=0460": "that lets the owner read and write, such as 0660",
@@ -111,8 +111,9 @@ class FlagTest(unittest.TestCase):
             (["-bogus"], {}, "unknown flag -bogus"),
             (["--nolanes"], {}, "unknown flag --nolanes"),
             (["--keepalive_s=60"], {}, "unknown flag --keepalive_s"),  # removed
+            (["--enable_echo"], {}, "unknown flag --enable_echo"),  # removed
             (["--listen"], {}, "--listen: no value"),
-            (["--enable_echo", "--lanes"], {}, "--lanes: no value")])
+            (["--enable_reflection", "--lanes"], {}, "--lanes: no value")])
 
     def test_a_value_of_the_environment_is_named_by_its_variable(self):
         self.assert_refused([

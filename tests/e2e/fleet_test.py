@@ -1,7 +1,6 @@
 """A server on two GPUs: both serve requests, and results are right on either."""
 
 import sys
-import unittest
 
 import grpc
 import numpy as np
@@ -17,17 +16,9 @@ if not harness.ON_FAKE_GPU and (_why := harness.why_no_gpu(1)):
     sys.exit(harness.NO_DEVICE)
 
 
-class FleetTest(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.server = harness.Server(
-            "--device=" + ",".join(DEVICES), f"--kv_memory_bytes={64 * harness.MIB}",
-            f"--staging_memory_bytes={64 * harness.MIB}")
-        cls.addClassCleanup(cls.server.__exit__)
-        cls.channel = cls.server.channel()
-        cls.addClassCleanup(cls.channel.close)
-        cls.stub = harness.stub(cls.channel)
-        cls.rng = harness.numpy_rng()
+class FleetTest(harness.ServerTest):
+    flags = ("--device=" + ",".join(DEVICES), f"--kv_memory_bytes={64 * harness.MIB}",
+             f"--staging_memory_bytes={64 * harness.MIB}")
 
     def tearDown(self):
         for info in self.stub.ListSequences(pb.ListSequencesRequest(page_size=1000)).sequences:
@@ -36,9 +27,7 @@ class FleetTest(unittest.TestCase):
             self.assertEqual(device.kv_used_bytes, 0)
 
     def create(self, device_id=""):
-        return self.stub.CreateSequence(pb.CreateSequenceRequest(
-            num_layers=1, num_kv_heads=HEADS, head_dim=DIM, dtype=pb.DTYPE_FLOAT16,
-            device_id=device_id)).sequence
+        return harness.create(self.stub, num_kv_heads=HEADS, head_dim=DIM, device_id=device_id).sequence
 
     def launches(self):
         """Launches of each device so far."""
@@ -86,11 +75,8 @@ class FleetTest(unittest.TestCase):
 
     def test_a_request_is_on_one_device(self):
         sequences = [self.create(device).sequence_id for device in DEVICES]
-        with self.assertRaises(grpc.RpcError) as raised:
-            self.attend(sequences)
-        self.assertEqual(raised.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
-        self.assertIn("names a sequence of cuda:1, spans[0] one of cuda:0",
-                      raised.exception.details())
+        error = harness.failure(grpc.StatusCode.INVALID_ARGUMENT, self.attend, sequences)
+        self.assertIn("names a sequence of cuda:1, spans[0] one of cuda:0", error.details())
 
     def test_the_bench_keeps_the_sequences_of_a_request_beside_each_other(self):
         result = harness.bench(

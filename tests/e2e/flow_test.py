@@ -1,14 +1,12 @@
 """Full staging memory: requests wait, memory stays bounded, memory of dead clients is freed."""
 
-import signal
 import subprocess
 import unittest
 
 from flashcore.v1 import attention_pb2 as pb
 
 import harness
-from harness import MIB, wait_until
-from silent_client import HeldStaging, window_request
+from harness import MIB, HeldStaging, wait_until, window_request
 
 STAGING = 16 * MIB    # 8 mission requests
 TRANSPORT = 64 * MIB  # --transport_memory_bytes
@@ -20,15 +18,6 @@ WAITING = "flashcore_staging_waiting_requests"
 
 
 class FlowTest(unittest.TestCase):
-    def load(self, server, clients, duration, shape="1x8x512x64"):
-        """Sends requests, of the mission by default, from `clients` clients, each with a connection of
-        its own."""
-        return subprocess.Popen(
-            [harness.CLI, "bench", f"--target={server.target}", f"--shape={shape}",
-             f"--concurrency={clients}", f"--connections={clients}", f"--duration={duration}",
-             "--warmup=0s"],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
     def test_clients_that_need_ten_times_the_memory_are_all_served(self):
         request = pb.AttendRequest.FromString(window_request())
         with harness.Server(*HeldStaging.FLAGS) as server, HeldStaging(server) as memory:
@@ -49,10 +38,8 @@ class FlowTest(unittest.TestCase):
         with harness.Server(*HeldStaging.FLAGS) as server, HeldStaging(server) as memory:
             held, inflight = server.metric(used), server.metric("flashcore_inflight_requests")
             for _ in range(2):
-                client = self.load(server, 16, "1h", shape="1x1x256x64")
-                wait_until(lambda: server.metric(WAITING) == 16, "all its requests wait")
-                client.send_signal(signal.SIGKILL)
-                client.communicate()
+                with server.load("--shape=1x1x256x64", "--concurrency=16", "--connections=16", "--warmup=0s"):
+                    wait_until(lambda: server.metric(WAITING) == 16, "all its requests wait")
                 wait_until(lambda: server.metric(WAITING) == 0, "they leave the line")
                 wait_until(lambda: server.metric("flashcore_inflight_requests") == inflight,
                            "they have ended")
@@ -74,7 +61,10 @@ class FlowTest(unittest.TestCase):
             before = server.status_bytes("VmRSS")
             grown = {}
             for clients in (8, 128):
-                output = self.load(server, clients, "5s").communicate(timeout=300)[0]
+                output = subprocess.run(
+                    [harness.CLI, "bench", f"--target={server.target}", "--shape=1x8x512x64",
+                     f"--concurrency={clients}", f"--connections={clients}", "--duration=5s", "--warmup=0s"],
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300).stdout
                 grown[clients] = server.status_bytes("VmHWM") - before
                 print(f"{clients} clients: grown by {grown[clients] / MIB:.0f} MiB\n{output}")
             # 128 requests are 256 MiB.

@@ -14,9 +14,7 @@ class ForkTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.folder = cls.enterClassContext(harness.in_temporary_folder())
-        cls.server = harness.Server(f"--local_listen={cls.folder}/local")
-        cls.addClassCleanup(cls.server.__exit__)
+        cls.server = cls.enterClassContext(harness.Server(local=True))
 
     def run_client(self, library, target):
         done = subprocess.run([CLIENT, library, target], capture_output=True, text=True,
@@ -30,10 +28,10 @@ class ForkTest(unittest.TestCase):
         self.run_client("cpp", f"unix:{self.server.socket}")
 
     def test_cpp_over_the_local_socket(self):
-        self.run_client("cpp", f"local:{self.folder}/local")
+        self.run_client("cpp", f"local:{self.server.local}")
 
     def test_c(self):
-        self.run_client("c", f"local:{self.folder}/local")
+        self.run_client("c", f"local:{self.server.local}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ FLASHCORE_FAKE_GPU is set if the server's GPUs are those of tests/device/fake_gp
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import pathlib
@@ -28,6 +29,8 @@ import numpy as np
 from flashcore.v1 import attention_pb2 as pb
 from flashcore.v1 import attention_pb2_grpc
 
+from raw_http2 import ATTEND, SilentClient
+
 SERVER = os.environ["FLASHCORE_SERVER"]
 CLI = os.environ["FLASHCORE_CLI"]
 DEVICE = os.environ.get("FLASHCORE_TEST_DEVICE", "cpu")
@@ -37,11 +40,14 @@ ON_FAKE_GPU = "FLASHCORE_FAKE_GPU" in os.environ
 LOSING_SERVER = SERVER if ON_FAKE_GPU else f"{SERVER}-losing-gpu"
 SANITIZED = os.environ.get("FLASHCORE_SANITIZER", "") != ""  # memory is then the sanitizer's, too
 MIB = 1 << 20
-SUMMED = {"device", "rpc", "transport", "outcome", "reason"}  # labels that a test may leave out
+# Labels that a test may leave out.
+SUMMED = {"device", "rpc", "transport", "outcome", "reason", "grpc_type", "grpc_code", "grpc_service",
+          "grpc_method"}
 LABEL = re.compile(r'\w+="[^"]*"')
 COMPUTED = 'flashcore_request_phase_seconds_count{phase="kernel"}'  # counts them
 NO_DEVICE = 77  # the exit status that ctest takes for skipped
 PATIENCE = 60  # seconds that a condition may take to come true; far more than it needs
+SOME_UID = 12345  # of no user
 
 # The seed of every random choice here; processes started here inherit it.
 SEED = int(os.environ.setdefault("FLASHCORE_TEST_SEED", "1"))
@@ -60,6 +66,9 @@ def stress(test):
     left to `tests/run.sh --stress`."""
     test.is_stress = True
     return test
+
+
+needs_root = unittest.skipUnless(os.getuid() == 0, "only root can be another user")
 
 
 class _Loader(unittest.TestLoader):
@@ -128,19 +137,25 @@ def by_address(*hosts):
 
 
 class Server:
-    """A server on DEVICE, on free ports and a Unix socket. Use as a context manager."""
+    """A server on DEVICE, on free ports and a Unix socket, and if `local` on a local socket in a folder that
+    every user may enter. Use as a context manager."""
 
-    def __init__(self, *flags, env=None, program=SERVER):
+    def __init__(self, *flags, local=False, env=None, program=SERVER):
         self.folder = tempfile.TemporaryDirectory()
         self.socket = os.path.join(self.folder.name, "s")
+        self.local = os.path.join(self.folder.name, "local")
+        if local:
+            os.chmod(self.folder.name, 0o755)
+            flags = (f"--local_listen={self.local}", *flags)
         self.log_path = pathlib.Path(self.folder.name, "log")
         self._log = open(self.log_path, "wb")
         self.process = subprocess.Popen(
             [program, "--listen=127.0.0.1:0", f"--listen=unix:{self.socket}",
              "--metrics_listen=127.0.0.1:0", "--log_format=json", *device_flags(), *flags],
             stderr=self._log, stdout=self._log, env={**os.environ, **(env or {})})
-        serving = self.wait_for_record("serving")
-        self.target = serving["addresses"].split(",")[0]
+        self.addresses = self.wait_for_record("serving")["addresses"].split(",")
+        self.over_grpc = [address for address in self.addresses if not address.startswith("local:")]
+        self.target = self.addresses[0]
         self.port = int(self.target.rsplit(":", 1)[1])
         self.metrics_url = f"http://{self.wait_for_record('metrics')['address']}/metrics"
 
@@ -179,9 +194,42 @@ class Server:
     def channel(self, target=None):
         return open_channel(target or self.target)
 
+    @contextlib.contextmanager
+    def load(self, *flags):
+        """A `flashcore bench` that goes on until the context ends. Gives its process."""
+        process = subprocess.Popen([CLI, "bench", f"--target={self.target}", "--duration=1h", *flags],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    @contextlib.contextmanager
+    def stopped(self):
+        """The server does nothing until the context ends."""
+        self.process.send_signal(signal.SIGSTOP)
+        tasks = self.proc / "task"
+        wait_until(lambda: all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+                               for task in tasks.iterdir()), "the server stops")
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+    @property
+    def proc(self):
+        return pathlib.Path("/proc", str(self.process.pid))
+
+    def open_files(self):
+        return len(list((self.proc / "fd").iterdir()))
+
+    def threads(self):
+        return len(list((self.proc / "task").iterdir()))
+
     def status_bytes(self, field):
         """VmRSS, VmHWM, ... of the process, in bytes."""
-        for line in pathlib.Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+        for line in (self.proc / "status").read_text().splitlines():
             if line.startswith(field + ":"):
                 return int(line.split()[1]) * 1024
         raise KeyError(field)
@@ -200,8 +248,8 @@ class Server:
             return error.code
 
     def metric(self, series):
-        """The value of one series, with its labels in any order. Without some of the labels
-        `device`, `rpc`, `transport`, `outcome` and `reason`: the sum over them."""
+        """The value of one series, with its labels in any order. Without some of the labels SUMMED: the sum
+        over them."""
         wanted_name, wanted_labels = parse_series(series)
         values = []
         for line in self.metrics_text().splitlines():
@@ -215,6 +263,63 @@ class Server:
         if not values:
             raise KeyError(series)
         return sum(values)
+
+
+def refusal(*flags, program=(SERVER,), **options):
+    """(exit status, output) of a server that does not start."""
+    done = subprocess.run([*program, "--listen=127.0.0.1:0", "--metrics_listen=", *flags], text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE, **options)
+    return done.returncode, done.stdout
+
+
+@contextlib.contextmanager
+def program(begin):
+    """A script that runs the server's program behind `begin`, such as "ulimit -n 1024; exec"."""
+    with in_temporary_folder() as folder:
+        script = folder / "server"
+        script.write_text(f'#!/bin/sh\n{begin} "{SERVER}" "$@"\n')
+        script.chmod(0o755)
+        yield str(script)
+
+
+def open_server(*flags, **options):
+    """A server on all transports, to which every user may connect."""
+    flags = ("--unix_socket_mode=0666", *(["--listen=[::1]:0"] if has_ipv6() else []), *flags)
+    return Server(*flags, local=True, **options)
+
+
+@contextlib.contextmanager
+def another_user():
+    """Connections made in it are those of SOME_UID."""
+    os.seteuid(SOME_UID)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def has_ipv6():
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+def kernel_tells_of_tcp():
+    """Whether it lets a process look for sockets; a sandbox may forbid it."""
+    try:
+        netlink_sock_diag = 4
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, netlink_sock_diag).close()
+        return True
+    except OSError:
+        return False
+
+
+def refused(reason, door=""):
+    """The series of connections that were refused or cut off for that reason; of the local socket with the
+    door "local_"."""
+    return f'flashcore_{door}connections_refused_total{{reason="{reason}"}}'
 
 
 def parse_series(series):
@@ -274,6 +379,67 @@ def open_channel(target):
 
 def stub(channel):
     return attention_pb2_grpc.AttentionServiceStub(channel)
+
+
+class ServerTest(unittest.TestCase):
+    """Tests that share a server with these flags, a channel and its stub, and random numbers."""
+
+    flags = ()
+
+    @classmethod
+    def setUpClass(cls):
+        cls.server = cls.enterClassContext(Server(*cls.flags))
+        cls.channel = cls.enterClassContext(cls.server.channel())
+        cls.stub = stub(cls.channel)
+        cls.rng = numpy_rng()
+
+
+def failure(code, call, *args, **options):
+    """The error of an RPC, which must have this code."""
+    try:
+        call(*args, **options)
+    except grpc.RpcError as error:
+        if error.code() == code:
+            return error
+        raise AssertionError(f"{error.code()}, not {code}: {error.details()}") from error
+    raise AssertionError(f"OK, not {code}")
+
+
+def create_request(**fields):
+    """A CreateSequenceRequest of one layer, one KV head and head_dim 32, but for `fields`."""
+    return pb.CreateSequenceRequest(**{
+        "num_layers": 1, "num_kv_heads": 1, "head_dim": 32, "dtype": pb.DTYPE_FLOAT16, **fields})
+
+
+def create(stub, metadata=(), **fields):
+    """The CreateSequenceResponse."""
+    return stub.CreateSequence(create_request(**fields), metadata=metadata, timeout=PATIENCE)
+
+
+def chunk(sequence, rows, row_bytes=64, **fields):
+    """A LoadSequenceRequest of zeros; a row of K, or of V, has `row_bytes` bytes."""
+    data = bytes(rows * row_bytes)
+    return pb.LoadSequenceRequest(sequence_id=sequence, layout=pb.LAYOUT_NHD, rows=rows, key=data, value=data,
+                                  **fields)
+
+
+def varint(number):
+    """A varint of protobuf."""
+    low, rest = number & 127, number >> 7
+    return bytes([low | 128]) + varint(rest) if rest else bytes([low])
+
+
+def varint_field(number, value):
+    return varint(number << 3) + varint(value)
+
+
+def bytes_field(number, payload):
+    return varint(number << 3 | 2) + varint(len(payload)) + payload
+
+
+def assert_serves(*channels):
+    for channel in channels:
+        stub(channel).Attend(small_request(), timeout=PATIENCE)
 
 
 def watch_health(channel):
@@ -351,9 +517,18 @@ def request(q, k, v, request_id="", **fields):
         query=q.tobytes(), key=k.tobytes(), value=v.tobytes(), **fields)
 
 
+def zeros_request(query_rows, kv_rows, heads=1, head_dim=32, kv_heads=None, sequence=b"", **fields):
+    """An AttendRequest of one FP16 span of zeros. `sequence`: the id of the one that it appends to."""
+    kv_heads = kv_heads or heads
+    kv = bytes(2 * kv_rows * kv_heads * head_dim)
+    return pb.AttendRequest(
+        spans=[pb.Span(query_rows=query_rows, kv_rows=kv_rows, sequence_id=sequence)],
+        dtype=pb.DTYPE_FLOAT16, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim,
+        layout=pb.LAYOUT_NHD, query=bytes(2 * query_rows * heads * head_dim), key=kv, value=kv, **fields)
+
+
 def small_request(request_id=""):
-    zeros = np.zeros((1, 1, 32), np.float16)
-    return request(zeros, zeros, zeros, request_id)
+    return zeros_request(1, 1, request_id=request_id)
 
 
 def mission_request(rng, request_id=""):
@@ -371,8 +546,8 @@ def held_lane(server, channel, metadata=()):
         return
     taken = 'flashcore_request_phase_seconds_count{phase="queue"}'
     before = server.metric(taken)
-    zeros = np.zeros((192 * 1024, 1, 32), np.float16)  # work for a minute, unless it is cancelled
-    call = stub(channel).Attend.future(request(zeros, zeros, zeros), metadata=metadata)
+    work = zeros_request(192 * 1024, 192 * 1024)  # for a minute, unless it is cancelled
+    call = stub(channel).Attend.future(work, metadata=metadata)
     try:
         wait_until(lambda: server.metric(taken) > before or call.done(), "the lane is not held")
         if call.done():
@@ -380,6 +555,51 @@ def held_lane(server, channel, metadata=()):
         yield call
     finally:
         call.cancel()
+
+
+@functools.cache
+def window_request():
+    """A serialized request of nearly one window of HTTP/2: 84 KiB of staging memory, of which its reply keeps
+    20 KiB."""
+    rng = numpy_rng()
+    return request(*(random_tensor(rng, 150, 1, 64) for _ in range(3)), "r").SerializeToString()
+
+
+class HeldStaging:
+    """All staging memory of a server, with FLAGS among its flags, is in unread replies until `release`:
+    requests of window_request's size or more wait for it, however long that takes. Each reply is another
+    client's, which has too little to give it back. Use as a context manager."""
+
+    REPLY, REQUEST, STAGING = 20 << 10, 84 << 10, MIB
+    REPLIES = (STAGING - REQUEST) // REPLY + 1
+    HOSTS = tuple(f"127.0.1.{number + 1}" for number in range(REPLIES))
+    FLAGS = (f"--staging_memory_bytes={STAGING}", f"--client_staging_bytes={STAGING}",
+             f"--max_message_bytes={MIB}", "--staging_wait_ms=3600000", "--reply_timeout_s=3600",
+             by_address(*HOSTS))
+
+    def __init__(self, server):
+        self._clients = [SilentClient(server.target, host=host) for host in self.HOSTS]
+        before = server.metric(COMPUTED)
+        for client in self._clients:
+            client.call(ATTEND, window_request())
+
+        def is_held():  # by replies alone; a GPU's memory is one block: its last piece may be too small
+            held = server.metric(COMPUTED) - before
+            return (held + server.metric("flashcore_staging_waiting_requests") == self.REPLIES and
+                    server.metric('flashcore_staging_bytes{state="used"}') == held * self.REPLY)
+
+        wait_until(is_held, "replies hold the memory")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.release()
+
+    def release(self):
+        """Ends the clients like killed processes. May be called again."""
+        for client in self._clients:
+            client.connection.close()
 
 
 def reference(q, k, v, causal=False):

@@ -1,12 +1,8 @@
 """Garbage on the port, vanishing clients, floods: the server keeps serving and leaks nothing."""
 
 import contextlib
-import os
 import random
 import resource
-import signal
-import socket
-import subprocess
 import unittest
 
 import grpc
@@ -14,18 +10,16 @@ import numpy as np
 from flashcore.v1 import attention_pb2 as pb
 
 import harness
-from harness import wait_until
-from raw_http2 import MAX_REQUEST, PREFACE, UnaryCall, frame
+from harness import assert_serves, wait_until, window_request
+from raw_http2 import ATTEND, HANDSHAKE, PREFACE, SilentClient, connect, frame
 
-SETTINGS = frame(4, 0, 0, b"")
-ATTEND = "/flashcore.v1.AttentionService/Attend"
 UNHURRIED = ("--reply_timeout_s=600",)  # replies are read late, or not at all
 
 
 class HostileTest(unittest.TestCase):
     def assert_serves(self, server):
         with server.channel() as channel:
-            harness.stub(channel).Attend(harness.small_request(), timeout=harness.PATIENCE)
+            assert_serves(channel)
 
     def assert_all_returned(self, server):
         """Waits until requests, memory and connections of clients that are gone are released."""
@@ -43,17 +37,17 @@ class HostileTest(unittest.TestCase):
         rng = random.Random(harness.SEED)
         garbage = [
             b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-            b"\0" * 100_000, PREFACE[:10], PREFACE, PREFACE + SETTINGS,
+            b"\0" * 100_000, PREFACE[:10], PREFACE, HANDSHAKE,
             PREFACE + b"\xff" * 1000,
-            PREFACE + SETTINGS + frame(0, 0, 1, b"data on a stream that is not open"),
-            PREFACE + SETTINGS + frame(1, 4, 1, b"\xff\xff\xff headers that are no HPACK"),
-            PREFACE + SETTINGS + frame(8, 0, 0, b"\x7f\xff\xff\xff") * 100,
+            HANDSHAKE + frame(0, 0, 1, b"data on a stream that is not open"),
+            HANDSHAKE + frame(1, 4, 1, b"\xff\xff\xff headers that are no HPACK"),
+            HANDSHAKE + frame(8, 0, 0, b"\x7f\xff\xff\xff") * 100,
         ]
         garbage += [rng.randbytes(rng.randrange(1, 5000)) for _ in range(50)]
-        garbage += [PREFACE + SETTINGS + rng.randbytes(rng.randrange(1, 5000)) for _ in range(50)]
+        garbage += [HANDSHAKE + rng.randbytes(rng.randrange(1, 5000)) for _ in range(50)]
         with harness.Server() as server:
             for bytes_ in garbage:
-                with socket.create_connection(("127.0.0.1", server.port)) as connection, \
+                with connect(server.target) as connection, \
                         contextlib.suppress(ConnectionError):  # it may have seen enough
                     connection.sendall(bytes_)
             self.assert_serves(server)
@@ -62,21 +56,15 @@ class HostileTest(unittest.TestCase):
     def test_clients_killed_in_the_middle(self):
         with harness.Server("--cpu_threads=1") as server:
             self.assert_serves(server)
-            fds = len(os.listdir(f"/proc/{server.process.pid}/fd"))
+            fds = server.open_files()
             received = 'flashcore_request_phase_seconds_count{phase="receive"}'
             for i in range(4):
                 before = server.metric(received)
-                client = subprocess.Popen(
-                    [harness.CLI, "bench", f"--target={server.target}", "--shape=1x8x512x64",
-                     "--concurrency=8", "--duration=1h", *(["--stream"] if i % 2 else [])],
-                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-                wait_until(lambda n=before: server.metric(received) >= n + 20, "no load")
-                client.send_signal(signal.SIGKILL)
-                client.wait()
+                with server.load("--shape=1x8x512x64", "--concurrency=8", *(["--stream"] if i % 2 else [])):
+                    wait_until(lambda n=before: server.metric(received) >= n + 20, "no load")
             self.assert_all_returned(server)
             self.assert_serves(server)
-            wait_until(lambda: len(os.listdir(f"/proc/{server.process.pid}/fd")) <= fds + 1,
-                       "connections of dead clients are closed")
+            wait_until(lambda: server.open_files() <= fds + 1, "connections of dead clients are closed")
             self.assertEqual(server.stop(), 0)
 
     def test_a_full_queue_refuses_and_recovers(self):
@@ -121,50 +109,33 @@ class HostileTest(unittest.TestCase):
             self.assertEqual(resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE),
                              (hard, hard))
 
-    def send_compressed(self, server, message):
-        with grpc.insecure_channel(
-                server.target, options=[("grpc.max_send_message_length", -1), ("grpc.enable_http_proxy", 0)],
-                compression=grpc.Compression.Gzip) as channel:
-            call = harness.stub(channel).Attend.future(message)
-            self.assertEqual(call.code(), grpc.StatusCode.UNIMPLEMENTED)
-
-    def test_a_compressed_message_is_refused(self):
-        with harness.Server() as server:
-            self.send_compressed(server, pb.AttendRequest(key=bytes(1 << 20)))
-            self.assert_serves(server)
-
     @harness.stress
     def test_a_message_that_grows_when_inflated_takes_no_memory(self):
         bomb = pb.AttendRequest(key=bytes(256 << 20))
         with harness.Server() as server:
             before = server.status_bytes("VmHWM")
-            self.send_compressed(server, bomb)
+            with grpc.insecure_channel(
+                    server.target, options=[("grpc.max_send_message_length", -1),
+                                            ("grpc.enable_http_proxy", 0)],
+                    compression=grpc.Compression.Gzip) as channel:
+                harness.failure(grpc.StatusCode.UNIMPLEMENTED, harness.stub(channel).Attend, bomb)
             self.assertLess(server.status_bytes("VmHWM") - before, 16 << 20)
             self.assert_serves(server)
 
-    def request_of_one_window(self):
-        """A request that a client can send before it reads anything, and its float64 result."""
-        rng = harness.numpy_rng()
-        q, k, v = (harness.random_tensor(rng, 150, 1, 64) for _ in range(3))
-        message = harness.request(q, k, v).SerializeToString()
-        self.assertGreater(len(message), MAX_REQUEST * 0.8)
-        return message, harness.reference(q, k, v)[0]
-
     def test_clients_that_never_read_their_reply(self):
-        message, want = self.request_of_one_window()
         clients = 40
         with harness.Server(*UNHURRIED) as server, contextlib.ExitStack() as calls:
             self.assert_serves(server)
             self.assert_all_returned(server)
             idle = server.metric('flashcore_staging_bytes{state="used"}')
             for _ in range(clients):
-                calls.enter_context(UnaryCall(server.port, ATTEND, message))
+                calls.enter_context(SilentClient(server.target)).call(ATTEND, window_request())
             wait_until(lambda: server.metric(harness.COMPUTED) >= clients + 1, "all requests are computed")
             # The replies keep their memory, and nothing else: others are served.
             wait_until(lambda: server.metric("flashcore_inflight_requests") == clients,
                        lambda: f"{server.metric('flashcore_inflight_requests')} are in flight")
             self.assertGreaterEqual(server.metric('flashcore_staging_bytes{state="used"}'),
-                                    idle + clients * want.size * 2)
+                                    idle + clients * len(pb.AttendRequest.FromString(window_request()).query))
             for _ in range(5):
                 self.assert_serves(server)
             calls.close()  # as if the clients were killed
@@ -172,41 +143,13 @@ class HostileTest(unittest.TestCase):
             self.assert_serves(server)
             self.assertEqual(server.stop(), 0)
 
-    def test_a_server_with_unread_replies_drains_in_time(self):
-        message, _ = self.request_of_one_window()
-        with harness.Server("--drain_timeout_s=0.5", *UNHURRIED) as server, \
-                UnaryCall(server.port, ATTEND, message):
-            wait_until(lambda: server.metric(harness.COMPUTED) == 1, "the request is computed")
-            self.assert_serves(server)  # after which the lane is done with both
-            self.assertEqual(server.stop(), 0)
-            self.assertIn("drained", [record["msg"] for record in server.records()])
-
     def test_a_client_that_reads_slowly_gets_its_reply(self):
-        message, want = self.request_of_one_window()
-        with harness.Server(*UNHURRIED) as server, \
-                UnaryCall(server.port, ATTEND, message) as call:
-            reply = pb.AttendResponse.FromString(call.read_message(step=2000))
-            got = np.frombuffer(reply.output, np.float16).reshape(want.shape)
-            np.testing.assert_allclose(got, want, atol=2e-3)
-            self.assert_all_returned(server)
-
-    def test_a_slow_reader_does_not_block_others(self):
-        rng = harness.numpy_rng()
-        with harness.Server(*UNHURRIED) as server, server.channel() as slow:
-            limit = harness.stub(slow).GetServerInfo(
-                pb.GetServerInfoRequest()).limits.max_stream_inflight
-            # Nobody reads the answers of this stream: flow control must stop it, and no other.
-            q = rng.standard_normal((512, 8, 64)).astype(np.float16)
-            requests = (harness.request(q, q[:1], q[:1], str(i)) for i in range(4 * limit))
-            replies = harness.stub(slow).AttendStream(requests)
-            wait_until(lambda: server.metric("flashcore_inflight_requests") >= limit,
-                       "the stream reaches its limit")
-            for _ in range(10):
-                self.assert_serves(server)
-                # That request may still be ending.
-                wait_until(lambda: server.metric("flashcore_inflight_requests") <= limit,
-                           "the stream keeps to its limit")
-            replies.cancel()
+        q, k, v = (harness.random_tensor(harness.numpy_rng(), 150, 1, 64) for _ in range(3))
+        with harness.Server(*UNHURRIED) as server, SilentClient(server.target) as client:
+            stream = client.call(ATTEND, harness.request(q, k, v).SerializeToString())
+            reply = pb.AttendResponse.FromString(client.read_message(stream, step=2000))
+            got = np.frombuffer(reply.output, np.float16).reshape(q.shape)
+            np.testing.assert_allclose(got, harness.reference(q, k, v)[0], atol=2e-3)
             self.assert_all_returned(server)
 
 

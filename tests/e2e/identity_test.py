@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import threading
 
@@ -22,30 +21,18 @@ REFLECTION, OLD_REFLECTION = (f"/grpc.reflection.{package}.ServerReflection/Serv
                               for package in ("v1", "v1alpha"))
 
 
-def has_ipv6():
-    try:
-        with socket.create_server(("::1", 0), family=socket.AF_INET6):
-            return True
-    except OSError:
-        return False
-
-
-def create(stub, metadata=(), timeout=harness.PATIENCE):
-    return stub.CreateSequence(pb.CreateSequenceRequest(
-        num_layers=1, num_kv_heads=1, head_dim=32, dtype=pb.DTYPE_FLOAT16), metadata=metadata,
-        timeout=timeout).sequence_id
+def create(stub, metadata=()):
+    return harness.create(stub, metadata).sequence_id
 
 
 class TokenTest(CredentialsTest):
     def test_every_rpc_but_health_needs_a_token(self):
         service = pb.DESCRIPTOR.services_by_name["AttentionService"]
         methods = [f"/{service.full_name}/{method.name}" for method in service.methods]
-        methods += ["/flashcore.v1.DebugService/Echo", "/flashcore.v1.DebugService/EchoStream",
-                    REFLECTION, OLD_REFLECTION]
+        methods += [REFLECTION, OLD_REFLECTION]
         no_token = 'flashcore_unauthenticated_total{reason="no_token"}'
         bad_token = 'flashcore_unauthenticated_total{reason="bad_token"}'
-        with harness.Server("--enable_echo", "--enable_reflection",
-                            f"--token_file={self.tokens}") as server:
+        with harness.Server("--enable_reflection", f"--token_file={self.tokens}") as server:
             for target in (server.target, f"unix:{server.socket}"):
                 with server.channel(target) as channel:
                     counted = server.metric(no_token) + server.metric(bad_token)
@@ -78,7 +65,7 @@ class TokenTest(CredentialsTest):
     def test_revoking_a_token_ends_its_streams(self):
         tokens = self.folder / "revoked"
         tokens.write_text(self.tokens.read_text())
-        with harness.Server(f"--token_file={tokens}", "--enable_echo") as server, \
+        with harness.Server(f"--token_file={tokens}") as server, \
                 server.channel(f"unix:{server.socket}") as channel:
             release = threading.Event()
             self.addCleanup(release.set)
@@ -90,18 +77,14 @@ class TokenTest(CredentialsTest):
             def open_streams(name):
                 stub, metadata = harness.stub(channel), bearer(BY[name])
                 sequence = create(stub, metadata)
-                chunk = pb.LoadSequenceRequest(sequence_id=sequence, rows=1, key=bytes(64),
-                                               value=bytes(64), layout=pb.LAYOUT_NHD)
+                chunk = harness.chunk(sequence, 1)
                 attend = stub.AttendStream(messages(harness.small_request("1")), metadata=metadata)
                 next(attend)
                 load = stub.LoadSequence.future(messages(chunk), metadata=metadata)
                 wait_until(lambda: list(stub.GetSequence(pb.GetSequenceRequest(
                     sequence_id=sequence), metadata=metadata).sequence.layer_lengths) == [1],
                     "the chunk is appended")
-                echo = channel.stream_stream("/flashcore.v1.DebugService/EchoStream")(
-                    messages(b""), metadata=metadata)
-                next(echo)
-                return {"attend": attend, "load": load, "echo": echo}
+                return {"attend": attend, "load": load}
 
             alices, bobs = open_streams("alice"), open_streams("bob")
             tokens.write_text(token_line("bob", BY["bob"]))
@@ -197,7 +180,8 @@ class IdentityTest(CredentialsTest):
                 self.assert_same(not counts, (stub, named("a")), (stub, ()))
                 self.assert_same(True, (stub, named("a")), (stub, named("a")))
                 if counts:
-                    self.assert_code(Code.INVALID_ARGUMENT, create, stub, named("x" * 65))
+                    self.assert_code(Code.INVALID_ARGUMENT, stub.CreateSequence, harness.create_request(),
+                                     metadata=named("x" * 65))
 
     def test_only_a_trusted_proxy_calls_for_others(self):
         def forwarded(header):
@@ -232,13 +216,12 @@ class IdentityTest(CredentialsTest):
     def test_a_proxy_may_be_trusted_by_its_address(self):
         header = (("x-forwarded-client-cert", "URI=spiffe://c"),)
         hosts = {"127.0.0.1": "127.0.0.1:0", "unix": None}
-        if has_ipv6():
+        if harness.has_ipv6():
             hosts["[::1]"] = "[::1]:0"
         for host, listen in hosts.items():
             flags = [f"--listen={listen}"] if listen else []
             with harness.Server(f"--trusted_proxies=host:{host}", *flags) as server:
-                addresses = server.wait_for_record("serving")["addresses"].split(",")
-                for address in addresses:
+                for address in server.addresses:
                     with server.channel(address) as channel:
                         stub = harness.stub(channel)
                         trusted = address.startswith(host)

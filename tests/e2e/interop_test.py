@@ -1,5 +1,6 @@
 """A generated client works, here in Python."""
 
+import concurrent.futures
 import threading
 import time
 import unittest
@@ -9,20 +10,15 @@ import numpy as np
 from flashcore.v1 import attention_pb2 as pb
 
 import harness
+from harness import failure
 
+Code = grpc.StatusCode
 HEALTH = "/grpc.health.v1.Health/"
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 
-class InteropTest(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.server = harness.Server("--max_message_bytes=8388608", "--enable_reflection")
-        cls.addClassCleanup(cls.server.__exit__)
-        cls.channel = cls.server.channel()
-        cls.addClassCleanup(cls.channel.close)
-        cls.stub = harness.stub(cls.channel)
-        cls.rng = harness.numpy_rng()
+class InteropTest(harness.ServerTest):
+    flags = ("--max_message_bytes=8388608", "--enable_reflection")
 
     def test_attend_matches_float64(self):
         for target in (None, f"unix:{self.server.socket}"):
@@ -45,20 +41,14 @@ class InteropTest(unittest.TestCase):
     def test_errors_carry_code_and_message(self):
         bad = harness.small_request()
         bad.head_dim = 33
-        with self.assertRaises(grpc.RpcError) as caught:
-            self.stub.Attend(bad)
-        self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
-        self.assertIn("head_dim: 33 is not one of 32, 64, 96, 128, 256",
-                      caught.exception.details())
+        error = failure(Code.INVALID_ARGUMENT, self.stub.Attend, bad)
+        self.assertIn("head_dim: 33 is not one of 32, 64, 96, 128, 256", error.details())
 
     def test_a_message_over_the_limit_names_it(self):
         bad = harness.small_request()
         bad.query = bytes(9 * harness.MIB)
-        with self.assertRaises(grpc.RpcError) as caught:
-            self.stub.Attend(bad)
-        self.assertEqual(caught.exception.code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
-        self.assertIn("at most 8388608 are allowed (--max_message_bytes)",
-                      caught.exception.details())
+        error = failure(Code.RESOURCE_EXHAUSTED, self.stub.Attend, bad)
+        self.assertIn("at most 8388608 are allowed (--max_message_bytes)", error.details())
         good = harness.small_request("good")  # and the stream goes on
         bad.request_id = "bad"
         replies = {reply.request_id: reply for reply in self.stub.AttendStream(iter([bad, good]))}
@@ -67,10 +57,8 @@ class InteropTest(unittest.TestCase):
 
     def test_a_field_that_the_server_does_not_know_is_named(self):
         call = self.channel.unary_unary("/flashcore.v1.AttentionService/GetServerInfo")
-        with self.assertRaises(grpc.RpcError) as caught:
-            call(b"\x98\x06\x01")  # field 99
-        self.assertEqual(caught.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
-        self.assertIn("field 99 of flashcore.v1.GetServerInfoRequest", caught.exception.details())
+        error = failure(Code.UNIMPLEMENTED, call, b"\x98\x06\x01")  # field 99
+        self.assertIn("field 99 of flashcore.v1.GetServerInfoRequest", error.details())
 
     def test_reflection_lists_and_describes_the_service(self):
         def describe(name):
@@ -96,9 +84,7 @@ class InteropTest(unittest.TestCase):
         self.assertEqual(check(b""), SERVING)
         name = b"flashcore.v1.AttentionService"
         self.assertEqual(check(b"\x0a" + bytes([len(name)]) + name), SERVING)
-        with self.assertRaises(grpc.RpcError) as caught:
-            check(b"\x0a\x04none")
-        self.assertEqual(caught.exception.code(), grpc.StatusCode.NOT_FOUND)
+        failure(Code.NOT_FOUND, check, b"\x0a\x04none")
 
     @harness.stress
     def test_a_request_after_an_idle_second_does_not_wait(self):
@@ -127,11 +113,8 @@ class InteropTest(unittest.TestCase):
                     if not np.allclose(got, harness.reference(q, k, v)[0], atol=2e-3):
                         failures.append(seed)
 
-        threads = [threading.Thread(target=client, args=(seed,)) for seed in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            list(pool.map(client, range(8)))
         self.assertEqual(failures, [])
 
 

@@ -43,8 +43,7 @@ class Kv8BitTests:
         super().assert_attends(got, q, self.stored(k), self.stored(v))
 
     def create_16_bit(self):
-        return self.stub.CreateSequence(pb.CreateSequenceRequest(
-            num_layers=1, num_kv_heads=KV_HEADS, head_dim=DIM, dtype=pb.DTYPE_FLOAT16)).sequence_id
+        return harness.create(self.stub, num_kv_heads=KV_HEADS, head_dim=DIM).sequence_id
 
     def assert_close(self, got, want, largest=4):
         """Within the roundings of the kernel: far less than the error of 8 bits. A GPU rounds the weights

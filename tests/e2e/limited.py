@@ -3,7 +3,6 @@ only root can be another one."""
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 
@@ -46,8 +45,6 @@ class LimitedServer(harness.Server):
 
 
 def refusal(limits, *flags, user=0):
-    """The message of a server that does not start."""
-    done = subprocess.run([sys.executable, "-c", LAUNCHER, str(user), json.dumps(limits), harness.SERVER,
-                           "--listen=127.0.0.1:0", "--metrics_listen=127.0.0.1:0", *harness.device_flags(),
-                           *flags], capture_output=True, text=True, timeout=harness.PATIENCE, check=False)
-    return done.returncode, done.stderr
+    """(exit status, output) of a server that does not start."""
+    program = [sys.executable, "-c", LAUNCHER, str(user), json.dumps(limits), harness.SERVER]
+    return harness.refusal("--metrics_listen=127.0.0.1:0", *harness.device_flags(), *flags, program=program)

@@ -27,6 +27,17 @@ TENSORS = 64 * 1024  # offset of the tensors in the region, behind the ring
 REGION_BYTES = 1 << 20
 F_ADD_SEALS, F_SEAL_SHRINK = 1033, 2
 PATIENCE = 60  # seconds
+HELLO = local.LocalHello(min_version=VERSION, max_version=VERSION, client="raw")
+
+
+def frame(number, **action):
+    """A LocalRequest with that id, as it goes over the socket."""
+    message = local.LocalRequest(id=number, **action).SerializeToString()
+    return struct.pack("<I", len(message)) + message
+
+
+def call_frame(number, method, message):
+    return frame(number, call=local.LocalCall(method=method, message=message.SerializeToString()))
 
 
 class RawClient:
@@ -37,8 +48,7 @@ class RawClient:
         self.socket.settimeout(PATIENCE)
         self.socket.connect(path)
         self.next_id = 1
-        self.identity = self.exchange(hello=local.LocalHello(
-            min_version=VERSION, max_version=VERSION, client="raw")).hello.identity
+        self.identity = self.exchange(hello=HELLO).hello.identity
         fd = os.memfd_create("raw", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, REGION_BYTES)
         fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK)
@@ -54,13 +64,9 @@ class RawClient:
 
     def exchange(self, fd=None, **action):
         """Sends a LocalRequest, with a descriptor if there is one; returns its LocalReply."""
-        message = local.LocalRequest(id=self.next_id, **action).SerializeToString()
-        frame = struct.pack("<I", len(message)) + message
-        if fd is None:
-            self.socket.sendall(frame)
-        else:
-            sent = socket.send_fds(self.socket, [frame], [fd])
-            self.socket.sendall(frame[sent:])
+        data = frame(self.next_id, **action)
+        sent = 0 if fd is None else socket.send_fds(self.socket, [data], [fd])
+        self.socket.sendall(data[sent:])
         self.received_fds = []
         reply = local.LocalReply.FromString(self.read(*struct.unpack("<I", self.read(4))))
         if reply.id != self.next_id or reply.status.code != 0:

@@ -1,7 +1,6 @@
 """The local socket: the C++ client, the C library, the command line and a client written from the
 documentation, against a real server."""
 
-import contextlib
 import json
 import os
 import pathlib
@@ -23,18 +22,12 @@ C_CLIENT = os.environ["FLASHCORE_C_CLIENT"]
 RAW_CLIENT = pathlib.Path(__file__).with_name("local_raw_client.py")
 GENERATED = pathlib.Path(pb.__file__).parents[2]  # the modules of the contract
 OVERFLOW_UID = 65534
-SOME_UID = 12345  # nobody's
+# In the server's own namespace its user is 0, and all others are the overflow uid.
+IN_A_NAMESPACE = "exec unshare -Ur"
 
 
-@contextlib.contextmanager
-def local_server(*flags, path=None, **options):
-    """A server with a local socket, whose path is server.local; others may reach it."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
-        path = path or os.path.join(folder, "local.sock")
-        with harness.Server(f"--local_listen={path}", *flags, **options) as server:
-            server.local = path
-            yield server
+def local_server(*flags, **options):
+    return harness.Server(*flags, local=True, **options)
 
 
 def run(*command, **options):
@@ -46,13 +39,9 @@ def run(*command, **options):
     return done.stdout.splitlines()[-1] if done.stdout else ""
 
 
-def open_files(server):
-    return len(os.listdir(f"/proc/{server.process.pid}/fd"))
-
-
-def decoder(server):
+def decoder(path):
     """A client that decodes until its standard input ends."""
-    return subprocess.Popen([LOCAL_CLIENT, "decode", f"local:{server.local}"],
+    return subprocess.Popen([LOCAL_CLIENT, "decode", f"local:{path}"],
                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -86,7 +75,7 @@ class LocalTest(unittest.TestCase):
 
     def test_eight_processes_of_four_threads(self):
         with local_server() as server:
-            clients = [decoder(server) for _ in range(8)]
+            clients = [decoder(server.local) for _ in range(8)]
             for client in clients:
                 client.stdout.readline()  # some steps were right
             for report in map(end, clients):
@@ -97,11 +86,11 @@ class LocalTest(unittest.TestCase):
     def test_a_server_that_is_killed_and_restarted(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "local.sock")
-            with local_server(path=path) as server:
-                client = decoder(server)
+            with harness.Server(f"--local_listen={path}") as server:
+                client = decoder(path)
                 client.stdout.readline()
                 server.stop(signal.SIGKILL)
-            with local_server(path=path) as server:
+            with harness.Server(f"--local_listen={path}") as server:
                 try:
                     wait_until(lambda: server.metric("flashcore_sequences") == 4,
                                lambda: f"{server.metric('flashcore_sequences')} reloads")
@@ -111,19 +100,19 @@ class LocalTest(unittest.TestCase):
 
     def test_a_client_that_is_killed_leaves_nothing(self):
         with local_server() as server:
-            end(decoder(server))  # opens what the server keeps
+            end(decoder(server.local))  # opens what the server keeps
             wait_until(lambda: server.metric("flashcore_shared_memory_bytes") == 0, "released")
-            before = open_files(server)
+            before = server.open_files()
             for _ in range(3):
-                client = decoder(server)
+                client = decoder(server.local)
                 client.stdout.readline()
                 self.assertGreater(server.metric("flashcore_shared_memory_bytes"), 0)
                 client.kill()
                 client.communicate()
                 wait_until(lambda: server.metric("flashcore_shared_memory_bytes") == 0,
                            "the memory is released")
-                wait_until(lambda: open_files(server) <= before, "the files are closed")
-            end(decoder(server))
+                wait_until(lambda: server.open_files() <= before, "the files are closed")
+            end(decoder(server.local))
 
     def test_deadline_and_cancellation(self):
         with local_server(*harness.HELD) as server:
@@ -232,32 +221,24 @@ class UserNamespaceTest(unittest.TestCase):
         return run(*prefix, sys.executable, "-B", client, server.local,
                    env={**os.environ, "PYTHONPATH": modules}, **options).partition(": ")[0]
 
-    def server_in_a_namespace(self, folder, *flags):
-        """In which its user is 0, and all others are the overflow uid."""
-        script = pathlib.Path(folder, "server")
-        script.write_text(f'#!/bin/sh\nexec unshare -Ur "{harness.SERVER}" "$@"\n')
-        script.chmod(0o755)
-        return local_server(*flags, program=str(script))
-
     def test_a_client_in_a_namespace_is_its_user_outside(self):
         with local_server() as server:
             self.assertEqual(self.identity(server, "unshare", "-Ur"), f"uid:{os.getuid()}")
 
     def test_two_namespaces(self):
-        with tempfile.TemporaryDirectory() as folder, \
-                self.server_in_a_namespace(folder) as server:
+        with harness.program(IN_A_NAMESPACE) as program, local_server(program=program) as server:
             self.assertEqual(self.identity(server, "unshare", "-Ur"), "uid:0")
 
-    @unittest.skipUnless(os.getuid() == 0, "only root can be another user")
+    @harness.needs_root
     def test_the_overflow_user_needs_a_flag(self):
-        with tempfile.TemporaryDirectory() as folder:
-            with self.server_in_a_namespace(folder, "--unix_socket_mode=0666") as server:
+        with harness.program(IN_A_NAMESPACE) as program:
+            with local_server("--unix_socket_mode=0666", program=program) as server:
                 with self.assertRaisesRegex(AssertionError, str(OVERFLOW_UID)):
-                    self.identity(server, user=SOME_UID)
+                    self.identity(server, user=harness.SOME_UID)
                 self.assertEqual(self.identity(server), "uid:0")
-            with self.server_in_a_namespace(folder, "--unix_socket_mode=0666",
-                                            "--local_allow_overflow_uid") as server:
-                self.assertEqual(self.identity(server, user=SOME_UID), f"uid:{OVERFLOW_UID}")
+            with local_server("--unix_socket_mode=0666", "--local_allow_overflow_uid",
+                              program=program) as server:
+                self.assertEqual(self.identity(server, user=harness.SOME_UID), f"uid:{OVERFLOW_UID}")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class PipedServer(harness.Server):
     def metrics_port(self):
         """The only TCP port on which the server listens; None as long as there is none."""
         mine = set()
-        for file in pathlib.Path(f"/proc/{self.process.pid}/fd").iterdir():
+        for file in (self.proc / "fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # it is closed by now
                 mine.add(os.readlink(file))
         for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]:
@@ -118,19 +118,10 @@ class LogTest(unittest.TestCase):
                 self.wait_for_load(server, requests=5000, dropped=1000)
                 self.assertEqual(server.stop(), 0)
 
-    @contextlib.contextmanager
     def load(self, server):
         """Many clients, with a record for each request."""
         server.attend(1)
-        load = subprocess.Popen(
-            [harness.CLI, "bench", f"--target={server.target}", "--concurrency=8",
-             "--shape=1x1x16x32", "--duration=1h", "--allow_errors"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            yield load
-        finally:
-            load.kill()
-            load.wait()
+        return server.load("--concurrency=8", "--shape=1x1x16x32", "--allow_errors")
 
     def wait_for_load(self, server, requests, dropped):
         """Sends bad requests, with a warning for each, until that much is done."""

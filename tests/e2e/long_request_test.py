@@ -1,16 +1,14 @@
 """Requests of long work: others run in between, deadlines and a drain end them."""
 
 import signal
-import threading
 import time
 import unittest
 
 import grpc
-import numpy as np
 
 import harness
 from harness import wait_until
-from honest_client import assert_unhurt
+from honest_client import assert_unhurt, timed
 
 HEAD_DIM = 64
 WORK = {"flashcore-client": "worker"}
@@ -19,8 +17,7 @@ WORK = {"flashcore-client": "worker"}
 def long_request(flop):
     """One head, as many query as K/V rows. Zeros take as long as other values."""
     rows = int((flop / (4 * HEAD_DIM)) ** 0.5)
-    zeros = np.zeros((rows, 1, HEAD_DIM), np.float16)
-    return harness.request(zeros, zeros, zeros)
+    return harness.zeros_request(rows, rows, head_dim=HEAD_DIM)
 
 
 class LongRequestTest(unittest.TestCase):
@@ -30,12 +27,7 @@ class LongRequestTest(unittest.TestCase):
     def waits(self, stub, count):
         """Seconds of each request of an honest client, one after the other."""
         request = harness.mission_request(harness.numpy_rng())
-        waits = []
-        for _ in range(count):
-            begin = time.monotonic()
-            stub.Attend(request, timeout=harness.PATIENCE)
-            waits.append(time.monotonic() - begin)
-        return waits
+        return timed(lambda: stub.Attend(request, timeout=harness.PATIENCE), count)
 
     def test_others_run_between_the_parts_of_a_long_request(self):
         with harness.Server("--insecure_client_names", *harness.HELD) as server, \
@@ -83,17 +75,10 @@ class LongRequestTest(unittest.TestCase):
             # More than the drain has time for, in parts and in the queue.
             calls = [self.send(channel, long_request(5e12)) for _ in range(3)]
             wait_until(lambda: server.metric("flashcore_inflight_requests") == 3, "no requests")
-            codes = []
-            readers = [threading.Thread(target=lambda c=call: codes.append(c.code()))
-                       for call in calls]
-            for reader in readers:
-                reader.start()
             begin = time.monotonic()
             self.assertEqual(server.stop(signal.SIGTERM), 0)
             print(f"the drain took {time.monotonic() - begin:.1f} s", flush=True)
-            for reader in readers:
-                reader.join()
-            self.assertEqual(codes, [grpc.StatusCode.UNAVAILABLE] * 3)
+            self.assertEqual([call.code() for call in calls], [grpc.StatusCode.UNAVAILABLE] * 3)
             self.assertIn("the server drains", calls[0].details())
 
 

@@ -28,11 +28,11 @@ def hostile_messages(limit):
     full = limit - 4096
     return {
         "a query of the whole limit, of the wrong size":
-            harness.request(q, q, q).SerializeToString() + field(13, bytes(full)),
+            harness.request(q, q, q).SerializeToString() + harness.bytes_field(13, bytes(full)),
         "a field that is not known":
-            harness.request(q, q, q).SerializeToString() + field(900, bytes(full)),
-        "millions of empty spans": field(2, b"") * (full // 2),
-        "a request id of the whole limit": field(1, b"x" * full),
+            harness.request(q, q, q).SerializeToString() + harness.bytes_field(900, bytes(full)),
+        "millions of empty spans": harness.bytes_field(2, b"") * (full // 2),
+        "a request id of the whole limit": harness.bytes_field(1, b"x" * full),
         "claims of 2^32 - 1 rows, heads and dims": pb.AttendRequest(
             spans=[pb.Span(query_rows=2**32 - 1, kv_rows=2**32 - 1)] * 4000,
             dtype=pb.DTYPE_FLOAT16, num_heads=2**32 - 1, num_kv_heads=2**32 - 1,
@@ -108,17 +108,14 @@ class MemoryTest(unittest.TestCase):
         chunks = 1024 * MIB // chunk
 
         def messages(sequence):
-            half = bytes(chunk // 2)
             for i in range(chunks):
-                yield pb.LoadSequenceRequest(
-                    sequence_id=sequence if i == 0 else b"", layout=pb.LAYOUT_NHD, rows=rows,
-                    key=half, value=half, expected_length=i * rows)
+                yield harness.chunk(sequence if i == 0 else b"", rows, chunk // 2 // rows,
+                                    expected_length=i * rows)
 
         with harness.Server("--kv_memory_bytes=1140850688", "--client_kv_bytes=0") as server, \
                 server.channel() as channel:
             stub = harness.stub(channel)
-            sequence = stub.CreateSequence(pb.CreateSequenceRequest(
-                num_layers=1, num_kv_heads=8, head_dim=128, dtype=pb.DTYPE_FLOAT16)).sequence_id
+            sequence = harness.create(stub, num_kv_heads=8, head_dim=128).sequence_id
             before = server.status_bytes("VmRSS")
             began = time.monotonic()
             info = stub.LoadSequence(messages(sequence)).sequence
@@ -135,13 +132,9 @@ class MemoryTest(unittest.TestCase):
         with harness.Server("--kv_memory_bytes=256MiB", "--client_kv_bytes=0") as server, \
                 server.channel() as channel:
             stub = harness.stub(channel)
-            half = bytes(8 * MIB)
             before = server.status_bytes("VmRSS")
-            sequence = stub.CreateSequence(pb.CreateSequenceRequest(
-                num_layers=1, num_kv_heads=8, head_dim=128, dtype=pb.DTYPE_FLOAT16)).sequence_id
-            stub.LoadSequence(pb.LoadSequenceRequest(
-                sequence_id=sequence if i == 0 else b"", layout=pb.LAYOUT_NHD, rows=4096, key=half,
-                value=half) for i in range(15))
+            sequence = harness.create(stub, num_kv_heads=8, head_dim=128).sequence_id
+            stub.LoadSequence(harness.chunk(sequence if i == 0 else b"", 4096, 2048) for i in range(15))
             self.assertGreater(server.status_bytes("VmRSS") - before, 15 * 16 * MIB)
             stub.DeleteSequence(pb.DeleteSequenceRequest(sequence_id=sequence))
             # Staging memory and messages of chunks are kept for the next ones.
@@ -165,20 +158,6 @@ class MemoryTest(unittest.TestCase):
                   f"{grown / len(message):.2f} times its size")
             self.assertLessEqual(grown, limit)
             harness.stub(channel).Attend(harness.small_request())
-
-
-def field(number, payload):
-    """A length-delimited protobuf field."""
-    return varint(number << 3 | 2) + varint(len(payload)) + payload
-
-
-def varint(value):
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 if __name__ == "__main__":

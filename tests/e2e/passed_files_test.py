@@ -4,7 +4,6 @@ wants: no thread that serves others waits for it. Where one waits, the calls of 
 import array
 import contextlib
 import os
-import pathlib
 import signal
 import socket
 import struct
@@ -16,24 +15,15 @@ from flashcore.v1 import local_pb2 as local
 import harness
 import local_raw_client
 import raw_http2
-from harness import wait_until
-from local_raw_client import RawClient
+from harness import another_user, refused, wait_until
+from local_raw_client import RawClient, frame
 from silent_file_system import SilentFileSystem
-from unread_local_test import BANNED, HELLO, another_user, frame, open_server, refused
 
-FLOOD = 'flashcore_connections_refused_total{reason="flood"}'
-PROTOCOL = refused("protocol")
-SETTINGS = raw_http2.PREFACE + raw_http2.frame(raw_http2.SETTINGS, 0, 0, b"")
-PING = raw_http2.frame(6, 0, 0, bytes(8))
+HELLO = frame(1, hello=local_raw_client.HELLO)
+FLOOD = refused("flood")
+PING = raw_http2.frame(raw_http2.PING, 0, 0, bytes(8))
 REGISTER = {"register_memory": local.LocalRegisterMemory(bytes=4096)}
 RESOURCE_EXHAUSTED, INVALID_ARGUMENT = 8, 3
-
-
-def connect(path):
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(harness.PATIENCE)
-    connection.connect(path)
-    return connection
 
 
 def read_reply(connection):
@@ -63,19 +53,6 @@ def urgent():
             end.close()
 
 
-@contextlib.contextmanager
-def stopped(server):
-    """The server does nothing meanwhile."""
-    server.process.send_signal(signal.SIGSTOP)
-    tasks = pathlib.Path(f"/proc/{server.process.pid}/task")
-    wait_until(lambda: all(task.joinpath("stat").read_text().rpartition(")")[2].split()[0] == "T"
-                           for task in tasks.iterdir()), "the server stops")
-    try:
-        yield
-    finally:
-        server.process.send_signal(signal.SIGCONT)
-
-
 class PassedFilesTest(unittest.TestCase):
     def setUp(self):
         self.stack = contextlib.ExitStack()
@@ -84,10 +61,10 @@ class PassedFilesTest(unittest.TestCase):
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
 
     def start(self, *flags):
-        self.server = self.stack.enter_context(open_server(*flags))
+        self.server = self.stack.enter_context(harness.open_server(*flags))
 
     def connect(self, path):
-        return self.stack.enter_context(connect(path))
+        return self.stack.enter_context(raw_http2.connect(f"unix:{path}"))
 
     def lingering(self):
         """A TCP socket whose last close lasts an hour: the other end has no room for what it has sent."""
@@ -115,7 +92,7 @@ class PassedFilesTest(unittest.TestCase):
     def assert_serves(self):
         """Others are served on every thread that clients share, and can register memory."""
         with self.server.channel() as channel:
-            harness.stub(channel).Attend(harness.small_request(), timeout=harness.PATIENCE)
+            harness.assert_serves(channel)
         client = RawClient(self.server.local)
         self.assertLess(local_raw_client.decode(client, steps=1), 2e-3)
         client.socket.close()
@@ -128,28 +105,28 @@ class PassedFilesTest(unittest.TestCase):
     def test_stray_files_on_the_local_socket(self):
         self.start()
         connections = [self.connect(self.server.local) for _ in range(3)]
-        with stopped(self.server):
+        with self.server.stopped():
             self.send(connections[0], HELLO)
             self.send(connections[1], HELLO, *10 * [b"x"])  # more files behind the one that ends it
             self.send(connections[2], b"x")  # never says Hello
         for connection in connections[:2]:
             wait_for_end(connection)
-        wait_until(lambda: self.server.metric(PROTOCOL) == 2, "they broke the protocol")
+        wait_until(lambda: self.server.metric(refused("protocol", "local_")) == 2, "they broke the protocol")
         connections[2].close()
         self.assert_serves()
         self.assert_drains()
 
-    @unittest.skipUnless(os.getuid() == 0, "only root can be another user")
+    @harness.needs_root
     def test_many_files_at_once(self):
         self.start()
         connections = [self.connect(self.server.local) for _ in range(2)]
-        with stopped(self.server):
+        with self.server.stopped():
             for connection in connections:
                 self.send(connection, HELLO, files=30)
         for connection in connections:
             wait_for_end(connection)
         self.connect(self.server.local)
-        wait_until(lambda: self.server.metric(BANNED) >= 1, "the user is banned")
+        wait_until(lambda: self.server.metric(refused("banned", "local_")) >= 1, "the user is banned")
         with another_user():
             self.assert_serves()
         self.assert_drains()
@@ -159,8 +136,8 @@ class PassedFilesTest(unittest.TestCase):
         connection = self.connect(self.server.local)
         connection.sendall(HELLO)
         self.assertEqual(read_reply(connection).status.code, 0)
-        with stopped(self.server):
-            self.send(connection, *(frame(id=number, **REGISTER) for number in range(2, 8)))
+        with self.server.stopped():
+            self.send(connection, *(frame(number, **REGISTER) for number in range(2, 8)))
         for number in range(2, 8):
             reply = read_reply(connection)
             self.assertEqual((reply.id, reply.status.code), (number, INVALID_ARGUMENT), reply)
@@ -173,7 +150,7 @@ class PassedFilesTest(unittest.TestCase):
         self.start("--max_connections_per_host=2")
         paths = (self.server.socket, self.server.local)
         connections = [self.connect(path) for path in paths for _ in range(2)]
-        with stopped(self.server):
+        with self.server.stopped():
             for connection in connections:
                 self.send(connection, b"P", b"R")
         for path in paths:
@@ -187,9 +164,9 @@ class PassedFilesTest(unittest.TestCase):
     def test_files_before_the_preface(self):
         self.start()
         connections = [self.connect(self.server.socket) for _ in range(8)]
-        with stopped(self.server):
+        with self.server.stopped():
             for connection in connections:
-                self.send(connection, b"P", b"R", SETTINGS[2:])
+                self.send(connection, b"P", b"R", raw_http2.HANDSHAKE[2:])
         for connection in connections:
             wait_for_end(connection)
         wait_until(lambda: self.server.metric(FLOOD) >= 1, "it counts")
@@ -201,9 +178,9 @@ class PassedFilesTest(unittest.TestCase):
         self.start()
         connections = [self.connect(self.server.socket) for _ in range(16)]
         for connection in connections:
-            connection.sendall(SETTINGS)
+            connection.sendall(raw_http2.HANDSHAKE)
             self.assertNotEqual(connection.recv(1), b"")  # gRPC has it
-        with stopped(self.server):
+        with self.server.stopped():
             for connection in connections[1:]:
                 self.send(connection, PING, PING)
             self.send(connections[0], PING[:1], flags=urgent())
@@ -216,7 +193,7 @@ class PassedFilesTest(unittest.TestCase):
 
     def test_connections_that_come_at_the_end_of_the_server(self):
         self.start()
-        with stopped(self.server):
+        with self.server.stopped():
             for path in (self.server.socket, self.server.local):
                 for _ in range(4):
                     self.send(self.connect(path), b"P")
@@ -238,7 +215,7 @@ class PassedFilesTest(unittest.TestCase):
                 self.assertEqual(read_reply(connection).status.code, 0)
                 for number in range(2, 6):
                     with open(system.path, "rb") as file:
-                        socket.send_fds(connection, [frame(id=number, **REGISTER)], [file.fileno()])
+                        socket.send_fds(connection, [frame(number, **REGISTER)], [file.fileno()])
                     reply = read_reply(connection)
                     self.assertIn(reply.status.code, (INVALID_ARGUMENT, RESOURCE_EXHAUSTED), reply)
                     taken += reply.status.code == INVALID_ARGUMENT

@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import pathlib
-import subprocess
 import unittest
 
 import harness
@@ -15,7 +13,7 @@ LANES = ("--lanes=1",)
 def cores_of_threads(server):
     """[(name, set of cores)] of the threads."""
     threads = []
-    for task in pathlib.Path(f"/proc/{server.process.pid}/task").iterdir():
+    for task in (server.proc / "task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             threads.append(((task / "comm").read_text().strip(),
                             os.sched_getaffinity(int(task.name))))
@@ -23,11 +21,7 @@ def cores_of_threads(server):
 
 
 def refusal(cores):
-    """(exit status, output) of a server that does not start on `cores`."""
-    done = subprocess.run([harness.SERVER, *harness.device_flags(), *LANES, "--listen=127.0.0.1:0",
-                           "--metrics_listen=", f"--pin_threads={cores}"],
-                          capture_output=True, text=True, timeout=harness.PATIENCE)
-    return done.returncode, done.stdout + done.stderr
+    return harness.refusal(*harness.device_flags(), *LANES, f"--pin_threads={cores}")
 
 
 class PinThreadsTest(unittest.TestCase):

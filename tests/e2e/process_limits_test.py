@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import unittest
 
 import harness
@@ -36,9 +35,8 @@ class ClientsTest(unittest.TestCase):
         self.assertIn("pids.max of the control group, and ulimit -u", done.stderr)
 
     def test_a_client_without_threads_says_so(self):
-        with tempfile.TemporaryDirectory() as folder, \
-                harness.Server(f"--local_listen={folder}/local") as server:
-            for address in server.wait_for_record("serving")["addresses"].split(","):
+        with harness.Server(local=True) as server:
+            for address in server.addresses:
                 text = "" if address.startswith("local:") else "gRPC needs "
                 with self.subTest(address):
                     self.assert_says_so(text, harness.CLI, "info", f"--target={address}")

@@ -18,10 +18,8 @@ LAYERS = 2
 class BatchTestCase(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = harness.Server("--client_kv_bytes=0")
-        cls.addClassCleanup(cls.server.__exit__)
-        cls.client = flashcore.connect(cls.server.target)
-        cls.addClassCleanup(cls.client.close)
+        cls.server = cls.enterClassContext(harness.Server("--client_kv_bytes=0"))
+        cls.client = cls.enterClassContext(flashcore.connect(cls.server.target))
 
     def setUp(self):
         self.rng = harness.numpy_rng()

@@ -40,9 +40,7 @@ class OwnershipTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.folder = cls.enterClassContext(harness.in_temporary_folder())
-        cls.server = harness.Server(f"--local_listen={cls.folder}/l")
-        cls.addClassCleanup(cls.server.__exit__)
+        cls.server = cls.enterClassContext(harness.Server(local=True))
 
     def target(self):
         return self.server.target
@@ -211,7 +209,7 @@ class OwnershipTest(unittest.TestCase):
 
 class LocalOwnershipTest(OwnershipTest):
     def target(self):
-        return f"local:{self.folder}/l"
+        return f"local:{self.server.local}"
 
     def test_a_client_of_the_child(self):
         client = self.enterContext(flashcore.connect(self.target()))

@@ -43,8 +43,7 @@ class PackageTest(unittest.TestCase):
         cls.distribution, = (source / "dist").iterdir()
         # With the C library that is built already: CMake builds it where none is named.
         cls.install(os.environ["FLASHCORE_C_LIBRARY"])
-        cls.local = folder / "local.sock"
-        cls.server = cls.enterClassContext(harness.Server(f"--local_listen={cls.local}"))
+        cls.server = cls.enterClassContext(harness.Server(local=True))
         cls.environment = {"FLASHCORE_TARGET": cls.server.target}
 
     @classmethod
@@ -78,7 +77,7 @@ class PackageTest(unittest.TestCase):
                 run(self.python, "-m", "flashcore", f"--target={target}", "doctor")
 
     def test_bench_measures_both_kinds(self):
-        for target in (self.server.target, f"local:{self.local}"):
+        for target in (self.server.target, f"local:{self.server.local}"):
             with self.subTest(target):
                 measured = run(self.python, "-m", "flashcore", "bench", "--shape=2x8x64", "--iterations=3",
                                env={"FLASHCORE_TARGET": target})
@@ -95,7 +94,7 @@ class PackageTest(unittest.TestCase):
             self.install("none", "--target", folder)
             wheel, = pathlib.Path(folder).glob("*/WHEEL")
             self.assertIn("\nTag: py3-none-any\n", wheel.read_text())
-            connect = f"import flashcore; flashcore.connect('local:{self.local}')"
+            connect = f"import flashcore; flashcore.connect('local:{self.server.local}')"
             with self.assertRaisesRegex(AssertionError, "Unimplemented.*install CMake and a C"):
                 run(self.python, "-c", connect, env={"PYTHONPATH": folder})
 

@@ -69,14 +69,8 @@ class PythonTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.server = harness.Server("--client_kv_bytes=0", *cls.server_flags())
-        cls.addClassCleanup(cls.server.__exit__)
-        cls.client = flashcore.connect(cls.target())
-        cls.addClassCleanup(cls.client.close)
-
-    @classmethod
-    def server_flags(cls):
-        return []
+        cls.server = cls.enterClassContext(harness.Server("--client_kv_bytes=0", local=True))
+        cls.client = cls.enterClassContext(flashcore.connect(cls.target()))
 
     @classmethod
     def target(cls):
@@ -261,14 +255,8 @@ class PythonTest(unittest.TestCase):
 
 class LocalPythonTest(PythonTest):
     @classmethod
-    def server_flags(cls):
-        folder = cls.enterClassContext(harness.in_temporary_folder())
-        cls.path = folder / "local.sock"
-        return [f"--local_listen={cls.path}"]
-
-    @classmethod
     def target(cls):
-        return f"local:{cls.path}"
+        return f"local:{cls.server.local}"
 
     def shared_bytes(self):
         return self.server.metric("flashcore_shared_memory_bytes")

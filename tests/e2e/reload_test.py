@@ -13,6 +13,7 @@ import time
 import grpc
 from flashcore.v1 import attention_pb2 as pb
 
+import credentials
 import harness
 from certificates import DAY, SwappedFolder, token_line
 from credentials import CredentialsTest, bearer, client_flags, tls_channel
@@ -120,14 +121,7 @@ class ReloadTest(CredentialsTest):
             f'flashcore_credential_reload_failures_total{{credential="{credential}"}}')
 
     def accepts(self, server, token):
-        with tls_channel(server, self.ca) as channel:
-            try:
-                harness.stub(channel).GetServerInfo(
-                    pb.GetServerInfoRequest(), metadata=bearer(token), timeout=harness.PATIENCE)
-                return True
-            except grpc.RpcError as error:
-                self.assertEqual(error.code(), Code.UNAUTHENTICATED)
-                return False
+        return credentials.accepts(server, self.ca, token)
 
     def bad_tls_files(self, good):
         return ({"key": self.pair[1].read_bytes()}, {"key": b""},

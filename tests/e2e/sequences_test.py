@@ -8,27 +8,17 @@ import numpy as np
 from flashcore.v1 import attention_pb2 as pb
 
 import harness
-from harness import wait_until
+from harness import failure, wait_until
 
 Code = grpc.StatusCode
 HEADS, KV_HEADS, DIM = 4, 2, 64
 
 
-class SequencesTest(unittest.TestCase):
+class SequencesTest(harness.ServerTest):
+    flags = ("--insecure_client_names", "--kv_memory_bytes=67108864", "--l2_window=on",
+             "--l2_budget_bytes=8388608", "--max_message_bytes=16777216", "--client_kv_bytes=0")
     kv_dtype = pb.KV_DTYPE_SAME_AS_QUERY
     page_bytes = 2 * KV_HEADS * 64 * DIM * 2
-
-    @classmethod
-    def setUpClass(cls):
-        cls.server = harness.Server(
-            "--insecure_client_names",
-            "--kv_memory_bytes=67108864", "--l2_window=on",
-            "--l2_budget_bytes=8388608", "--max_message_bytes=16777216", "--client_kv_bytes=0")
-        cls.addClassCleanup(cls.server.__exit__)
-        cls.channel = cls.server.channel()
-        cls.addClassCleanup(cls.channel.close)
-        cls.stub = harness.stub(cls.channel)
-        cls.rng = harness.numpy_rng()
 
     def tearDown(self):
         for info in self.stub.ListSequences(pb.ListSequencesRequest(page_size=1000)).sequences:
@@ -38,9 +28,8 @@ class SequencesTest(unittest.TestCase):
             pb.GetServerInfoRequest()).devices[0].kv_used_bytes == 0, "the memory is released")
 
     def create(self, layers=1, **fields):
-        return self.stub.CreateSequence(pb.CreateSequenceRequest(
-            num_layers=layers, num_kv_heads=KV_HEADS, head_dim=DIM, dtype=pb.DTYPE_FLOAT16,
-            kv_dtype=self.kv_dtype, **fields)).sequence_id
+        return harness.create(self.stub, num_layers=layers, num_kv_heads=KV_HEADS, head_dim=DIM,
+                              kv_dtype=self.kv_dtype, **fields).sequence_id
 
     def tensor(self, rows, heads):
         return harness.random_tensor(self.rng, rows, heads, DIM)
@@ -77,10 +66,7 @@ class SequencesTest(unittest.TestCase):
         np.testing.assert_allclose(got, harness.reference(q, k, v, causal=True)[0], atol=4e-3)
 
     def assert_fails(self, code, message, call, *args):
-        with self.assertRaises(grpc.RpcError) as caught:
-            call(*args)
-        self.assertEqual(caught.exception.code(), code, caught.exception.details())
-        self.assertIn(message, caught.exception.details())
+        self.assertIn(message, failure(code, call, *args).details())
 
     def get(self, sequence):
         return self.stub.GetSequence(pb.GetSequenceRequest(sequence_id=sequence)).sequence
@@ -291,10 +277,8 @@ class SequencesTest(unittest.TestCase):
                                       ("num_kv_heads", 0, "num_kv_heads: 0 is not in 1.."),
                                       ("num_kv_heads", 1000, "need pages of"),
                                       ("dtype", 0, "dtype: 0 is not")):
-            create = pb.CreateSequenceRequest(num_layers=1, num_kv_heads=1, head_dim=64,
-                                              dtype=pb.DTYPE_FLOAT16)
-            setattr(create, field, value)
-            self.assert_fails(Code.INVALID_ARGUMENT, message, self.stub.CreateSequence, create)
+            self.assert_fails(Code.INVALID_ARGUMENT, message, self.stub.CreateSequence,
+                              harness.create_request(**{"head_dim": 64, field: value}))
 
     def test_a_bad_load_says_why_and_keeps_what_was_taken(self):
         sequence = self.create()
@@ -375,10 +359,8 @@ class SequencesTest(unittest.TestCase):
         self.assertFalse(self.stub.ListSequences(pb.ListSequencesRequest(), metadata=other).sequences)
         self.assert_fails(Code.INVALID_ARGUMENT, "page_token", self.stub.ListSequences,
                           pb.ListSequencesRequest(page_token="x"))
-        with self.assertRaises(grpc.RpcError) as caught:
-            self.stub.ListSequences(pb.ListSequencesRequest(),
-                                    metadata=(("flashcore-client", "x" * 65),))
-        self.assertEqual(caught.exception.code(), Code.INVALID_ARGUMENT)
+        failure(Code.INVALID_ARGUMENT, self.stub.ListSequences, pb.ListSequencesRequest(),
+                metadata=(("flashcore-client", "x" * 65),))
 
     def test_a_client_killed_while_loading_leaves_whole_chunks(self):
         sequence = self.create()
@@ -419,20 +401,14 @@ class SequencesTest(unittest.TestCase):
 class LimitsTest(unittest.TestCase):
     """Expiry, eviction and quotas, each on a server of its own."""
 
-    def create(self, stub, **fields):
-        return stub.CreateSequence(pb.CreateSequenceRequest(
-            num_layers=1, num_kv_heads=8, head_dim=256, dtype=pb.DTYPE_FLOAT16), **fields)
+    def create(self, stub):
+        return harness.create(stub, num_kv_heads=8, head_dim=256)
 
     def load(self, stub, sequence, rows):
-        data = bytes(rows * 8 * 256 * 2)
-        return stub.LoadSequence(iter([pb.LoadSequenceRequest(
-            sequence_id=sequence, layout=pb.LAYOUT_NHD, rows=rows, key=data, value=data)]))
+        return stub.LoadSequence(iter([harness.chunk(sequence, rows, 8 * 256 * 2)]))
 
     def assert_code(self, code, call, *args):
-        with self.assertRaises(grpc.RpcError) as caught:
-            call(*args)
-        self.assertEqual(caught.exception.code(), code)
-        return caught.exception.details()
+        return failure(code, call, *args).details()
 
     def test_idle_sequences_expire(self):
         with harness.Server("--sequence_idle_timeout_s=0.2") as server, \
@@ -499,9 +475,7 @@ class LimitsTest(unittest.TestCase):
         with harness.Server(*harness.HELD) as server, server.channel() as channel:
             stub = harness.stub(channel)
             sequence = self.create(stub).sequence_id
-            zeros = np.zeros((1, 8, 256), np.float16)
-            queued = harness.request(zeros, zeros, zeros)
-            queued.spans[0].sequence_id = sequence
+            queued = harness.zeros_request(1, 1, 8, 256, sequence=sequence)
             with harness.held_lane(server, channel):
                 waiting = stub.Attend.future(queued)
                 # The one that holds the lane is in the queue too, but only between two launches.

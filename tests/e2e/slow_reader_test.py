@@ -1,19 +1,20 @@
-"""Clients that do not read: what they leave unread is bounded, ends in time, and hurts nobody else."""
+"""Clients that do not read, or send half messages: what they take is bounded, ends in time, and hurts nobody
+else. tests/transport/local/client_faults_test.cc has those of the local socket."""
 
+import collections
 import contextlib
-import time
 import unittest
 
 import grpc
 from flashcore.v1 import attention_pb2 as pb
 
 import harness
-from harness import MIB, wait_until
-from honest_client import assert_unhurt
-from raw_http2 import WINDOW_UPDATE, frame
-from silent_client import HeldStaging, SilentClient, window_request
+from attackers import HALF, connect_local
+from harness import MIB, HeldStaging, another_user, refused, wait_until, window_request
+from honest_client import assert_unhurt, timed
+from local_raw_client import HELLO, RawClient, frame
+from raw_http2 import ATTEND, SERVICE, SilentClient
 
-SERVICE = "/flashcore.v1.AttentionService/"
 ATTACKER = "127.0.0.2"
 BY_ADDRESS = harness.by_address(ATTACKER)  # it is another client than the one on the Unix socket
 ATTACKERS = [f"127.0.0.{number}" for number in range(2, 6)]
@@ -23,22 +24,19 @@ WAITING = "flashcore_staging_waiting_requests"
 UNREAD = 'flashcore_rejected_requests_total{reason="UNREAD"}'
 
 
-def handled(method, code, kind="unary"):
-    return (f'grpc_server_handled_total{{grpc_type="{kind}",grpc_code="{code}",'
-            f'grpc_service="flashcore.v1.AttentionService",grpc_method="{method}"}}')
+def handled(method, code):
+    return f'grpc_server_handled_total{{grpc_code="{code}",grpc_method="{method}"}}'
 
 
-def varint(number):
-    """A varint of protobuf."""
-    low, rest = number & 127, number >> 7
-    return bytes([low | 128]) + varint(rest) if rest else bytes([low])
-
-
+HELLO_FRAME = frame(1, hello=HELLO)
+BANNED = refused("banned", "local_")
+SMALL_SHARE = ("--max_message_bytes=1048576", "--transport_memory_bytes=2097152")
 LIST_ALL = pb.ListSequencesRequest(page_size=1000).SerializeToString()
 
 # Memory for some 400 replies of window_request(); a client may hold a quarter of it.
 SMALL_STAGING = (f"--staging_memory_bytes={8 * MIB}", f"--max_message_bytes={MIB // 4}",
                  "--staging_wait_ms=0")
+UNSENT = f"--unsent_reply_bytes={256 * MIB}"  # room for all replies to unread_socket
 
 
 class Honest:
@@ -51,20 +49,15 @@ class Honest:
 
     def times(self, calls=100):
         """Seconds of each call. Fails if one does."""
-        times = []
-        for _ in range(calls):
-            begin = time.monotonic()
-            self.stub.Attend(self.request, timeout=harness.PATIENCE)
-            times.append(time.monotonic() - begin)
-        return times
+        return timed(lambda: self.stub.Attend(self.request, timeout=harness.PATIENCE), calls)
 
 
 class SlowReaderTest(unittest.TestCase):
     def silent_clients(self, stack, server, clients, calls):
         """Attends, whose replies are never read, of one client on several connections."""
-        made = [stack.enter_context(SilentClient(server.port, host=ATTACKER))
+        made = [stack.enter_context(SilentClient(server.target, host=ATTACKER))
                 for _ in range(clients)]
-        return [(client, [client.call(SERVICE + "Attend", window_request())
+        return [(client, [client.call(ATTEND, window_request())
                           for _ in range(calls)]) for client in made]
 
     def test_unread_replies_of_one_client_do_not_take_the_memory_of_others(self):
@@ -104,7 +97,7 @@ class SlowReaderTest(unittest.TestCase):
                 contextlib.ExitStack() as stack:
             honest = Honest(server)
             quiet = honest.times()
-            attackers = [stack.enter_context(SilentClient(server.port, host=host))
+            attackers = [stack.enter_context(SilentClient(server.target, host=host))
                          for host in ATTACKERS]
             before = server.metric(harness.COMPUTED)
             # At the same pace: who has a request's bytes more in replies would have to give them back.
@@ -112,7 +105,7 @@ class SlowReaderTest(unittest.TestCase):
             for sent in range(step, 141, step):
                 for client in attackers:
                     for _ in range(step):
-                        client.call(SERVICE + "Attend", window_request())
+                        client.call(ATTEND, window_request())
                 wait_until(lambda: server.metric(harness.COMPUTED) - before + server.metric(WAITING) ==
                            sent * len(attackers), "all requests are computed or wait")
             self.assertGreater(server.metric(WAITING), 0)
@@ -138,8 +131,7 @@ class SlowReaderTest(unittest.TestCase):
             call = []
 
             def refused():
-                stack.enter_context(SilentClient(server.port)).call(SERVICE + "Attend",
-                                                                    window_request())
+                stack.enter_context(SilentClient(server.target)).call(ATTEND, window_request())
                 call[:] = [stub.Attend.future(pb.AttendRequest.FromString(window_request()))]
                 return call[0].code() != grpc.StatusCode.OK
 
@@ -160,11 +152,11 @@ class SlowReaderTest(unittest.TestCase):
     def test_a_stream_that_is_not_read_in_time_ends(self):
         small = harness.small_request("r").SerializeToString()
         with harness.Server(BY_ADDRESS, "--reply_timeout_s=0.1") as server, \
-                SilentClient(server.port, host=ATTACKER) as client:
+                SilentClient(server.target, host=ATTACKER) as client:
             stream = client.open(SERVICE + "AttendStream")
             for _ in range(10):
                 client.send(stream, small)
-            wait_until(lambda: server.metric(handled("AttendStream", "Canceled", "bidi_stream")) == 1,
+            wait_until(lambda: server.metric(handled("AttendStream", "Canceled")) == 1,
                        "the stream is cut off")
             wait_until(lambda: server.metric(UNREAD) >= 1, "its replies are lost")
             wait_until(lambda: server.metric(USED) == 0, "the memory is released")
@@ -177,7 +169,7 @@ class SlowReaderTest(unittest.TestCase):
                 contextlib.ExitStack() as stack:
             honest = Honest(server)
             self.create(stack, server, 100)
-            client = stack.enter_context(SilentClient(server.port, host=ATTACKER))
+            client = stack.enter_context(SilentClient(server.target, host=ATTACKER))
             refused = handled("ListSequences", "ResourceExhausted")
 
             for _ in range(100):
@@ -200,7 +192,7 @@ class SlowReaderTest(unittest.TestCase):
             self.create(stack, server, 200)
             before = server.status_bytes("VmRSS")
             for _ in range(10):
-                client = stack.enter_context(SilentClient(server.port, host=ATTACKER))
+                client = stack.enter_context(SilentClient(server.target, host=ATTACKER))
                 for _ in range(calls // 10):
                     client.call(SERVICE + "ListSequences", LIST_ALL)
             wait_until(lambda: server.metric(handled("ListSequences", "ResourceExhausted")) +
@@ -212,45 +204,92 @@ class SlowReaderTest(unittest.TestCase):
 
     def create(self, stack, server, sequences):
         """Sequences of the attacker, with long records in a list."""
-        creator = stack.enter_context(SilentClient(server.port, 65535, ATTACKER))
-        create = pb.CreateSequenceRequest(num_layers=512, num_kv_heads=1, head_dim=64,
-                                          dtype=pb.DTYPE_FLOAT16).SerializeToString()
+        creator = stack.enter_context(SilentClient(server.target, 65535, ATTACKER))
+        create = harness.create_request(num_layers=512, head_dim=64).SerializeToString()
         creator.wait_for_end([creator.call(SERVICE + "CreateSequence", create)
                               for _ in range(sequences)])
 
     def test_a_reset_stream_is_not_counted_ok(self):
-        with harness.Server() as server, SilentClient(server.port, window=1 << 20) as client:
+        with harness.Server() as server, SilentClient(server.target, window=1 << 20) as client:
             stream = client.open(SERVICE + "AttendStream")
             client.send(stream, window_request())
             wait_until(lambda: server.metric(
                 'flashcore_request_duration_seconds_count{rpc="AttendStream"}') == 1, "an answer")
             client.reset(stream)
-            wait_until(lambda: server.metric(handled("AttendStream", "Canceled", "bidi_stream")) == 1,
+            wait_until(lambda: server.metric(handled("AttendStream", "Canceled")) == 1,
                        "the stream has ended")
-            self.assertEqual(server.metric(handled("AttendStream", "OK", "bidi_stream")), 0)
+            self.assertEqual(server.metric(handled("AttendStream", "OK")), 0)
 
     def test_a_connection_that_takes_no_bytes_is_ended_with_its_calls(self):
-        """As below. gRPC does not end a call that is cut off while it waits for the socket."""
-        echo = b"\x08" + varint(32 * MIB)  # an EchoRequest
-        with harness.Server(BY_ADDRESS, "--reply_timeout_s=0.5", "--enable_echo") as server, \
-                SilentClient(server.port, window=(1 << 31) - 1, host=ATTACKER) as client:
-            client.connection.sendall(frame(WINDOW_UPDATE, 0, 0, (1 << 30).to_bytes(4, "big")))
-            for _ in range(3):
-                client.call("/flashcore.v1.DebugService/Echo", echo)
+        """gRPC does not end a call that is cut off while it waits for the socket."""
+        with self.unread_socket("--reply_timeout_s=0.5") as (server, _):
             wait_until(lambda: server.metric(UNREAD) > 0, "a call that was cut off has ended")
             wait_until(lambda: server.metric(INFLIGHT) == 0, "all have")
 
     def test_a_connection_that_takes_no_bytes_does_not_hold_the_end(self):
-        """The windows are open, but the socket is not read."""
-        reply_bytes = 32 * MIB
-        echo = b"\x08" + varint(reply_bytes)  # an EchoRequest
-        with harness.Server(BY_ADDRESS, "--drain_timeout_s=1", "--enable_echo") as server, \
-                SilentClient(server.port, window=(1 << 31) - 1, host=ATTACKER) as client:
-            client.connection.sendall(frame(WINDOW_UPDATE, 0, 0, (1 << 30).to_bytes(4, "big")))
-            for _ in range(3):
-                client.call("/flashcore.v1.DebugService/Echo", echo)
-            wait_until(lambda: server.metric(INFLIGHT) == 3, "unread answers")
+        with self.unread_socket("--drain_timeout_s=1") as (server, calls):
+            wait_until(lambda: 0 < server.metric(INFLIGHT) ==
+                       calls - server.metric(handled("ListSequences", "OK")), "unread answers")
             self.assertEqual(server.stop(), 0)
+
+    @contextlib.contextmanager
+    def unread_socket(self, flag):
+        """A server and the number of its calls by a client whose windows are open, but that does not read
+        its socket: their replies take 8 MB, twice what the socket's buffers take."""
+        calls = 250
+        with harness.Server(BY_ADDRESS, UNSENT, flag) as server, contextlib.ExitStack() as stack:
+            self.create(stack, server, 70)
+            client = stack.enter_context(SilentClient(server.target, window=(1 << 31) - 1, host=ATTACKER))
+            client.grant(0, 1 << 30)
+            for _ in range(calls):
+                client.call(SERVICE + "ListSequences", LIST_ALL)
+            yield server, calls
+
+
+def connect(server, data):
+    """A connection that has sent some of `data`, and reads nothing."""
+    connection = connect_local(server.local)
+    connection.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        connection.send(data)
+    return connection
+
+
+class HalfFramesTest(unittest.TestCase):
+    @harness.needs_root
+    def test_a_user_whose_half_frames_were_cut_off_is_read_later(self):
+        with harness.open_server(*SMALL_SHARE) as server:
+            with contextlib.ExitStack() as stack:
+                def flood():
+                    stack.enter_context(connect(server, HELLO_FRAME + HALF))
+                    return server.metric(BANNED) >= 1
+
+                with another_user():
+                    wait_until(flood, "a connection is banned")
+            with another_user():
+                waiting = connect(server, HELLO_FRAME)
+            RawClient(server.local).socket.close()  # accepted behind all of the above, which now are counted
+            banned = server.metric(BANNED)
+            RawClient(server.local).socket.close()
+            self.assertEqual(server.metric(BANNED), banned)
+            waiting.settimeout(harness.PATIENCE)
+            self.assertNotEqual(waiting.recv(1), b"")  # the ban is over
+            waiting.close()
+
+    @harness.stress
+    def test_connections_that_make_room_leave_nothing(self):
+        """The oldest of a user end while their frames wait for a turn."""
+        with harness.open_server() as server, contextlib.ExitStack() as stack:
+            opened = collections.deque(connect(server, HELLO_FRAME) for _ in range(500))
+            stack.callback(lambda: [connection.close() for connection in opened])
+            before = server.status_bytes("VmHWM")
+            for _ in range(100_000):
+                opened.append(connect(server, HELLO_FRAME))
+                opened.popleft().close()
+            grown = server.status_bytes("VmHWM") - before
+            print(f"connections that make room: {grown / MIB:.0f} MiB more", flush=True)
+            if not harness.SANITIZED:
+                self.assertLess(grown, 16 * MIB)
 
 
 if __name__ == "__main__":

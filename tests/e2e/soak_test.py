@@ -21,6 +21,7 @@ from flashcore.v1 import attention_pb2 as pb
 
 import harness
 from certificates import Authority, SwappedFolder, token_line
+from credentials import accepts, bearer, tls_channel
 
 SECONDS = float(os.environ.get("FLASHCORE_SOAK_SECONDS", "20"))
 WORKERS = 6
@@ -174,34 +175,15 @@ class Credentials:
         return [f"--tls_cert_file={self.server / 'cert.pem'}", f"--tls_key_file={self.server / 'key.pem'}",
                 f"--token_file={self.server / 'tokens'}"]
 
-    def rotate(self, target):
+    def rotate(self, server):
         """A new certificate and a new token, known to the server before any client sends it. The token
         before the last one ends."""
         self.rotations += 1
         self.tokens = [self.tokens[-1], self.new_token()]
         self.server.write(**self.server_files())
-        harness.wait_until(lambda: self.accepts(target, self.tokens[-1]), "the server knows the token")
+        harness.wait_until(lambda: accepts(server, self.authority, self.tokens[-1]),
+                           "the server knows the token")
         self.client.write(token=self.tokens[-1].encode())
-
-    def metadata(self):
-        return (("authorization", f"Bearer {self.tokens[-1]}"),)
-
-    def channel(self, target):
-        return grpc.secure_channel(
-            target, grpc.ssl_channel_credentials(self.authority.file.read_bytes()),
-            [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)])
-
-    def accepts(self, target, token):
-        with self.channel(target) as channel:
-            try:
-                harness.stub(channel).GetServerInfo(
-                    pb.GetServerInfoRequest(), timeout=harness.PATIENCE,
-                    metadata=(("authorization", f"Bearer {token}"),))
-            except grpc.RpcError as error:
-                if error.code() != grpc.StatusCode.UNAUTHENTICATED:
-                    raise
-                return False
-            return True
 
 
 @harness.stress
@@ -241,10 +223,6 @@ class SoakTest(unittest.TestCase):
             self.fail(f"{process.args} ended by itself with {process.returncode}: {output}")
         return True
 
-    def total(self, metric):
-        return sum(float(line.rsplit(" ", 1)[1]) for line in self.server.metrics_text().splitlines()
-                   if line.startswith(metric + "{"))
-
     def test_soak(self):
         self.started = 0
         self.random = random.Random(harness.SEED)
@@ -268,7 +246,7 @@ class SoakTest(unittest.TestCase):
             while time.monotonic() < begin + SECONDS:
                 time.sleep(0.4)
                 if time.monotonic() > begin + (self.credentials.rotations + 1) * ROTATE_SECONDS:
-                    self.credentials.rotate(self.server.target)
+                    self.credentials.rotate(self.server)
                 self.assertIsNone(self.server.process.poll(), "the server died")
                 rss.append(self.resident_bytes())
                 victim = self.random.randrange(len(processes))
@@ -284,29 +262,23 @@ class SoakTest(unittest.TestCase):
 
     def use_all_kv_memory(self):
         """Touches every page, so that memory that grows later is not K/V."""
-        rows = 4096
-        data = bytes(rows * KV_HEADS * DIM * 2)
-        metadata = self.credentials.metadata()
-        with self.credentials.channel(self.server.target) as channel:
+        metadata = bearer(self.credentials.tokens[-1])
+        with tls_channel(self.server, self.credentials.authority) as channel:
             stub = harness.stub(channel)
-            sequence = stub.CreateSequence(pb.CreateSequenceRequest(
-                num_layers=1, num_kv_heads=KV_HEADS, head_dim=DIM,
-                dtype=pb.DTYPE_FLOAT16), metadata=metadata).sequence_id
-            message = pb.LoadSequenceRequest(sequence_id=sequence, layout=pb.LAYOUT_NHD, rows=rows,
-                                             key=data, value=data)
-            for _ in range(KV_BYTES // (2 * len(data))):
+            sequence = harness.create(stub, metadata, num_kv_heads=KV_HEADS, head_dim=DIM).sequence_id
+            message = harness.chunk(sequence, 4096, KV_HEADS * DIM * 2)
+            for _ in range(KV_BYTES // (2 * len(message.key))):
                 stub.LoadSequence(iter([message]), metadata=metadata)
             stub.DeleteSequence(pb.DeleteSequenceRequest(sequence_id=sequence), metadata=metadata)
 
     def resident_bytes(self):
         """Without K/V memory, which comes and goes with the sequences."""
-        mappings = pathlib.Path(f"/proc/{self.server.process.pid}/smaps").read_text()
+        mappings = (self.server.proc / "smaps").read_text()
         found = re.findall(r"^Size: +(\d+) kB\n(?:\w+: .*\n)*?Rss: +(\d+) kB$", mappings, re.MULTILINE)
         return 1024 * sum(int(rss) for size, rss in found if 1024 * int(size) != KV_BYTES)
 
     def open_files_and_threads(self):
-        process = pathlib.Path("/proc", str(self.server.process.pid))
-        return tuple(len(list((process / folder).iterdir())) for folder in ("fd", "task"))
+        return self.server.open_files(), self.server.threads()
 
     def check_all_is_given_back(self, begin, rss, kills):
         harness.wait_until(lambda: self.server.metric("flashcore_sequences") == 0,
@@ -320,8 +292,8 @@ class SoakTest(unittest.TestCase):
                                        zip(self.open_files_and_threads(), self.idle)),
                            lambda: f"files and threads: {self.idle} before, "
                                    f"{self.open_files_and_threads()} after")
-        started = self.total("grpc_server_started_total")
-        self.assertEqual(started, self.total("grpc_server_handled_total"))
+        started = self.server.metric("grpc_server_started_total")
+        self.assertEqual(started, self.server.metric("grpc_server_handled_total"))
         refused = self.server.metric('flashcore_rejected_requests_total{reason="QUEUE_FULL"}')
         self.assertGreater(refused, 0, "the load never reached the queue limit")
         # The first quarter warms up the heap, for each thread and size of message.

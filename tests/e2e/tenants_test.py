@@ -1,47 +1,24 @@
 """Clients that do not trust each other: what one can see of another's sequences, and take from it."""
 
-import signal
-import socket
-import struct
-import subprocess
 import time
 import unittest
 
 import grpc
-import numpy as np
 from flashcore.v1 import attention_pb2 as pb
 
 import harness
-from harness import MIB, wait_until
-from honest_client import assert_unhurt
-from raw_http2 import (ACK, DATA, END_HEADERS, END_STREAM, HEADERS, INITIAL_WINDOW_SIZE, PREFACE,
-                       SETTINGS, frame, literal)
+from harness import MIB, chunk, create, wait_until
+from honest_client import assert_unhurt, timed
+from raw_http2 import SERVICE, SilentClient
 
 Code = grpc.StatusCode
-DIM = 32
 UNKNOWN = bytes(16)  # device 0, and no sequence
 PAGE_BYTES = 256 << 10  # of ListSequences
-LIST = "/flashcore.v1.AttentionService/ListSequences"
-
-
-def create(stub, layers=1, **fields):
-    return stub.CreateSequence(pb.CreateSequenceRequest(
-        num_layers=layers, num_kv_heads=1, head_dim=DIM, dtype=pb.DTYPE_FLOAT16, **fields))
 
 
 def attend_request(sequence, rows):
     """One query row; `rows` rows are appended."""
-    zeros = np.zeros((1, 1, DIM), np.float16).tobytes()
-    return pb.AttendRequest(
-        request_id="r", spans=[pb.Span(query_rows=1, kv_rows=rows, sequence_id=sequence)],
-        dtype=pb.DTYPE_FLOAT16, num_heads=1, num_kv_heads=1, head_dim=DIM, layout=pb.LAYOUT_NHD,
-        query=zeros, key=zeros * rows, value=zeros * rows)
-
-
-def chunk(sequence, rows):
-    zeros = bytes(rows * DIM * 2)
-    return pb.LoadSequenceRequest(sequence_id=sequence, layout=pb.LAYOUT_NHD, rows=rows, key=zeros,
-                                  value=zeros)
+    return harness.zeros_request(1, rows, sequence=sequence, request_id="r")
 
 
 def status_of(message):
@@ -159,13 +136,12 @@ class OwnershipTest(unittest.TestCase):
 
     def test_every_operation_with_the_lease_of_another(self):
         sequence = self.make()
-        made = dict(num_layers=1, num_kv_heads=1, head_dim=DIM, dtype=pb.DTYPE_FLOAT16)
         calls = {
             "CreateSequence": lambda lease: create(self.owner, lease_id=lease),
             "ForkSequence": lambda lease: self.owner.ForkSequence(
                 pb.ForkSequenceRequest(sequence_id=sequence, lease_id=lease)),
             "ManageSequences create": lambda lease: manage_status(
-                self.owner, create=pb.CreateSequenceRequest(lease_id=lease, **made)),
+                self.owner, create=harness.create_request(lease_id=lease)),
             "ManageSequences fork": lambda lease: manage_status(
                 self.owner, fork=pb.ForkSequenceRequest(sequence_id=sequence, lease_id=lease)),
         }
@@ -266,15 +242,10 @@ class OrphansTest(unittest.TestCase):
     @harness.stress
     def test_the_sequences_of_a_killed_client_go_within_the_time_it_asked_for(self):
         with harness.Server() as server:
-            client = subprocess.Popen(
-                [harness.CLI, "bench", f"--target={server.target}", "--mode=decode",
-                 "--shape=4x8x512x64", "--duration=1h", "--idle_timeout=2s",
-                 "--fork_from_prefix=128"],
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            wait_until(lambda: server.metric(harness.COMPUTED) > 20, "it decodes")
-            self.assertEqual(server.metric("flashcore_sequences"), 5)
-            client.send_signal(signal.SIGKILL)
-            client.wait()
+            with server.load("--mode=decode", "--shape=4x8x512x64", "--idle_timeout=2s",
+                             "--fork_from_prefix=128"):
+                wait_until(lambda: server.metric(harness.COMPUTED) > 20, "it decodes")
+                self.assertEqual(server.metric("flashcore_sequences"), 5)
             killed = time.monotonic()
             wait_until(lambda: not server.metric("flashcore_sequences"), "they expire")
             self.assertLess(time.monotonic() - killed, 30)  # not the hour of the server's default
@@ -293,14 +264,12 @@ class HonestClient:
         self.quiet = self.steps()
 
     def steps(self, count=200):
-        latencies = []
-        for _ in range(count):
-            start = time.monotonic()
-            reply = self.stub.Attend(attend_request(self.sequence, 1), timeout=harness.PATIENCE)
-            latencies.append(time.monotonic() - start)
-            self.length += 1
-            self.test.assertEqual(list(reply.sequence_lengths), [self.length])
-        return latencies
+        return timed(self.step, count)
+
+    def step(self):
+        reply = self.stub.Attend(attend_request(self.sequence, 1), timeout=harness.PATIENCE)
+        self.length += 1
+        self.test.assertEqual(list(reply.sequence_lengths), [self.length])
 
     def assert_served(self, latencies):
         if self.test.measured:
@@ -316,7 +285,7 @@ class ExhaustionTest(unittest.TestCase):
             honest = HonestClient(self, tenants.second)
             created, code, latencies = 0, Code.OK, []
             while code == Code.OK and created < 3000:
-                code, message = status(lambda: create(tenants.first, layers=1024))
+                code, message = status(lambda: create(tenants.first, num_layers=1024))
                 created += code == Code.OK
                 latencies += honest.steps(1)
                 create(tenants.second)
@@ -324,7 +293,7 @@ class ExhaustionTest(unittest.TestCase):
             self.assertIn(f"of {8 * MIB}", message)
             print(f"created {created} sequences of 1024 layers, then: {message}")
             for _ in range(100):
-                create(tenants.second, layers=16)
+                create(tenants.second, num_layers=16)
             honest.assert_served(latencies + honest.steps())
 
     def test_metadata_with_eviction(self):
@@ -333,7 +302,7 @@ class ExhaustionTest(unittest.TestCase):
             honest = HonestClient(self, tenants.second)
             latencies = []
             for _ in range(300):  # three times what there is room for
-                create(tenants.first, layers=1024)
+                create(tenants.first, num_layers=1024)
                 latencies += honest.steps(1)
             evicted = 'flashcore_sequences_evicted_total{reason="lru"}'
             wait_until(lambda: tenants.server.metric(evicted) > 100, "others are evicted")
@@ -344,43 +313,24 @@ class ExhaustionTest(unittest.TestCase):
         with Tenants("--client_kv_bytes=0") as tenants:
             honest = HonestClient(self, tenants.second)
             for _ in range(400):
-                create(tenants.first, layers=1024)
+                create(tenants.first, num_layers=1024)
             pages = list_all(tenants.first, page_size=1000)
             self.assertEqual(sum(len(page.sequences) for page in pages), 400)
             self.assertLessEqual(max(page.ByteSize() for page in pages), PAGE_BYTES)
             before = tenants.server.status_bytes("VmRSS")  # gate: compared if measured
             for _ in range(connections):
-                flood = self.unread_lists(tenants.server.port, lists // connections)
-                self.addCleanup(flood.close)
-            wait_until(lambda: self.started_lists(tenants.server) >= lists + len(pages),
-                       "the lists have begun")
+                flood = self.enterContext(SilentClient(tenants.server.target))
+                for _ in range(lists // connections):
+                    flood.call(SERVICE + "ListSequences",
+                               pb.ListSequencesRequest(page_size=1000).SerializeToString())
+            started = 'grpc_server_started_total{grpc_method="ListSequences"}'
+            wait_until(lambda: tenants.server.metric(started) >= lists + len(pages), "the lists have begun")
             latencies = honest.steps()
             if self.measured and not harness.SANITIZED:
                 grown = tenants.server.status_bytes("VmRSS") - before  # gate: compared if measured
                 print(f"{lists} lists: {grown / MIB:.1f} MiB resident")
                 self.assertLess(grown, lists * 2 * PAGE_BYTES)  # a message and its encoding
             honest.assert_served(latencies)
-
-    @staticmethod
-    def started_lists(server):
-        return sum(float(line.rpartition(" ")[2]) for line in server.metrics_text().splitlines()
-                   if line.startswith("grpc_server_started_total") and "ListSequences" in line)
-
-    @staticmethod
-    def unread_lists(port, count):
-        """Asks for `count` lists and lets the server send nothing."""
-        message = pb.ListSequencesRequest(page_size=1000).SerializeToString()
-        data = b"\0" + len(message).to_bytes(4, "big") + message
-        headers = b"".join(literal(*field) for field in (
-            (b":method", b"POST"), (b":scheme", b"http"), (b":path", LIST.encode()),
-            (b":authority", b"test"), (b"content-type", b"application/grpc"), (b"te", b"trailers")))
-        out = PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW_SIZE, 0))
-        out += frame(SETTINGS, ACK, 0, b"")
-        for stream in range(1, 2 * count, 2):
-            out += frame(HEADERS, END_HEADERS, stream, headers) + frame(DATA, END_STREAM, stream, data)
-        connection = socket.create_connection(("127.0.0.1", port), timeout=60)
-        connection.sendall(out)
-        return connection
 
 
 @harness.stress

@@ -4,7 +4,6 @@ pthread_create, of their own."""
 import os
 import pathlib
 import re
-import socket
 import ssl
 import tempfile
 import unittest
@@ -29,7 +28,7 @@ def hello():
     raise AssertionError("a handshake without a server")
 
 
-@unittest.skipIf(os.getuid() != 0, "only root can be another user")
+@harness.needs_root
 class ThreadsTest(unittest.TestCase):
     def needed(self, *flags):
         status, said = refusal({"RLIMIT_NPROC": 5}, *flags, user=USER)
@@ -37,13 +36,8 @@ class ThreadsTest(unittest.TestCase):
         self.assertIn("there is room for 5: RLIMIT_NPROC", said)
         return int(NEEDED.search(said).group(1))
 
-    def threads(self, server):
-        return len(list(pathlib.Path(f"/proc/{server.process.pid}/task").iterdir()))
-
     def connect(self, server, first_bytes):
-        connection = socket.create_connection(("127.0.0.1", server.port), timeout=harness.PATIENCE)
-        self.addCleanup(connection.close)
-        connection.sendall(first_bytes)
+        self.enterContext(raw_http2.connect(server.target)).sendall(first_bytes)
 
     def assert_refuses_one_fewer(self, needed, *flags):
         status, said = refusal({"RLIMIT_NPROC": needed - 1}, *flags, user=USER)
@@ -60,15 +54,15 @@ class ThreadsTest(unittest.TestCase):
         self.assert_refuses_one_fewer(needed, *flags)
         with LimitedServer({"RLIMIT_NPROC": needed}, *flags, user=USER) as server, \
                 server.channel() as channel:
-            self.assertEqual(self.threads(server), needed)
+            self.assertEqual(server.threads(), needed)
             self.assertEqual(server.wait_for_record("serving")["threads"], needed)
             for _ in range(200):
-                self.connect(server, raw_http2.PREFACE + raw_http2.frame(raw_http2.SETTINGS, 0, 0, b""))
+                self.connect(server, raw_http2.HANDSHAKE)
             calls = [harness.stub(channel).Attend.future(harness.small_request()) for _ in range(200)]
             for call in calls:
                 call.result(timeout=harness.PATIENCE)
             wait_until(lambda: server.metric("flashcore_connections") >= 201, "all are connected")
-            self.assertEqual(self.threads(server), needed)
+            self.assertEqual(server.threads(), needed)
             self.assertEqual(server.stop(), 0)
 
     def test_tls_connections_take_no_threads(self):
@@ -87,7 +81,7 @@ class ThreadsTest(unittest.TestCase):
                 for _ in range(250):
                     self.connect(server, first_bytes)
                 wait_until(lambda: server.metric("flashcore_connections") >= 250, "all are connected")
-                self.assertEqual(self.threads(server), needed)
+                self.assertEqual(server.threads(), needed)
                 self.assertEqual(server.stop(), 0)
 
 

@@ -1,13 +1,8 @@
 """Without tokens and certificates, a client is a user of this host, whatever transport it comes by."""
 
-import contextlib
 import os
-import pathlib
-import shutil
-import socket
 import subprocess
 import sys
-import tempfile
 import unittest
 
 import grpc
@@ -16,90 +11,28 @@ from flashcore.v1 import attention_pb2 as pb
 
 import harness
 from credentials import CredentialsTest, tls_channel, tls_flags
+from harness import SOME_UID, chunk, create_request, kernel_tells_of_tcp, needs_root, open_server
 from local_raw_client import RawClient
 
 Code = grpc.StatusCode
-SOME_UID = 12345  # nobody's
-GENERATED = pathlib.Path(pb.__file__).parents[2]  # the modules of the contract
-HOSTS = ("127.0.0.1", "[::1]")
-ROW_ARRAY = np.zeros((1, 1, 32), np.float16)
-ROW = ROW_ARRAY.tobytes()
-
-# Run by another user: what becomes of the sequence argv[1] at the targets behind it, one a line.
-STRANGER = """
-import sys
-import grpc
-from flashcore.v1 import attention_pb2 as pb, attention_pb2_grpc
-from local_raw_client import RawClient
-sequence = bytes.fromhex(sys.argv[1])
-for target in sys.argv[2:]:
-    if target.startswith("local:"):
-        client = RawClient(target.removeprefix("local:"))
-        try:
-            client.call("DeleteSequence", pb.DeleteSequenceRequest(sequence_id=sequence),
-                        pb.DeleteSequenceResponse)
-        except RuntimeError as error:
-            print("NOT_FOUND" if "code: 5" in str(error) else error)
-        continue
-    with grpc.insecure_channel(target, [("grpc.enable_http_proxy", 0)]) as channel:
-        stub = attention_pb2_grpc.AttentionServiceStub(channel)
-        try:
-            stub.DeleteSequence(pb.DeleteSequenceRequest(sequence_id=sequence), timeout=60)
-        except grpc.RpcError as error:
-            print(error.code().name)
-"""
 
 
-def has(host):
-    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    try:
-        with socket.create_server((host.strip("[]"), 0), family=family):
-            return True
-    except OSError:
-        return False
+def create(stub):
+    return harness.create(stub).sequence_id
 
 
-def kernel_tells_of_tcp():
-    """Whether it lets a process look for sockets; a sandbox may forbid it."""
-    try:
-        netlink_sock_diag = 4
-        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, netlink_sock_diag).close()
-        return True
-    except OSError:
-        return False
-
-
-def create(stub, **fields):
-    return stub.CreateSequence(pb.CreateSequenceRequest(
-        num_layers=1, num_kv_heads=1, head_dim=32, dtype=pb.DTYPE_FLOAT16, **fields)).sequence_id
+def create_locally(client):
+    return client.call("CreateSequence", create_request(), pb.CreateSequenceResponse).sequence_id
 
 
 def extend(stub, sequence):
     """The sequence's length after one row more."""
-    chunk = pb.LoadSequenceRequest(sequence_id=sequence, rows=1, key=ROW, value=ROW, layout=pb.LAYOUT_NHD)
-    return list(stub.LoadSequence(iter([chunk])).sequence.layer_lengths)
+    return list(stub.LoadSequence(iter([chunk(sequence, 1)])).sequence.layer_lengths)
 
 
 def owns(stub, sequence):
     return sequence in {info.sequence_id for info in stub.ListSequences(
         pb.ListSequencesRequest(page_size=1000)).sequences}
-
-
-@contextlib.contextmanager
-def open_server(*flags, **options):
-    """A server on all transports: server.addresses. Every user may connect."""
-    with harness.in_temporary_folder() as folder:
-        folder.chmod(0o755)
-        paths = [str(folder / name) for name in ("grpc", "local")]
-        listen = [f"--listen={host}:0" for host in HOSTS[1:] if has(host)]
-        with harness.Server(*listen, f"--listen=unix:{paths[0]}", f"--local_listen={paths[1]}",
-                            "--unix_socket_mode=0666", *flags, **options) as server:
-            server.local = paths[1]
-            server.addresses = [
-                address for address in server.wait_for_record("serving")["addresses"].split(",")
-                if address != f"unix:{server.socket}"]  # its folder is closed
-            server.over_grpc = [a for a in server.addresses if not a.startswith("local:")]
-            yield server
 
 
 class OneOwnerTest(CredentialsTest):
@@ -116,7 +49,7 @@ class OneOwnerTest(CredentialsTest):
                     self.assertTrue(owns(stub, sequence))
             client = RawClient(server.local)
             self.assertEqual(client.identity, f"uid:{os.getuid()}")
-            tensor = client.put(0, ROW_ARRAY)
+            tensor = client.put(0, np.zeros((1, 1, 32), np.float16))
             reply = client.call("LoadSequence", pb.LoadSequenceRequest(
                 sequence_id=sequence, layout=pb.LAYOUT_NHD, rows=1, key_range=tensor,
                 value_range=tensor), pb.LoadSequenceResponse)
@@ -124,9 +57,7 @@ class OneOwnerTest(CredentialsTest):
 
     def test_a_sequence_made_over_the_local_socket_is_extended_over_a_unix_socket(self):
         with open_server() as server, server.channel(f"unix:{server.socket}") as channel:
-            sequence = RawClient(server.local).call("CreateSequence", pb.CreateSequenceRequest(
-                num_layers=1, num_kv_heads=1, head_dim=32, dtype=pb.DTYPE_FLOAT16),
-                pb.CreateSequenceResponse).sequence_id
+            sequence = create_locally(RawClient(server.local))
             self.assertEqual(extend(harness.stub(channel), sequence), [1])
 
     def test_the_quota_of_a_user_is_over_all_transports(self):
@@ -134,27 +65,18 @@ class OneOwnerTest(CredentialsTest):
                 server.channel(f"unix:{server.socket}") as channel:
             client, stub = RawClient(server.local), harness.stub(channel)
             create(stub)
-            client.call("CreateSequence", pb.CreateSequenceRequest(
-                num_layers=1, num_kv_heads=1, head_dim=32, dtype=pb.DTYPE_FLOAT16),
-                pb.CreateSequenceResponse)
+            create_locally(client)
             self.assertIn("client quota", self.assert_code(
-                Code.RESOURCE_EXHAUSTED, stub.CreateSequence, pb.CreateSequenceRequest(
-                    num_layers=1, num_kv_heads=1, head_dim=32, dtype=pb.DTYPE_FLOAT16)))
+                Code.RESOURCE_EXHAUSTED, stub.CreateSequence, create_request()))
 
     def as_stranger(self, sequence, targets):
         """The error that another user gets who deletes the sequence, at each of the targets."""
-        with tempfile.TemporaryDirectory() as folder:  # it may not be able to read the checkout
-            os.chmod(folder, 0o755)
-            shutil.copy(pathlib.Path(__file__).with_name("local_raw_client.py"), folder)
-            modules = shutil.copytree(GENERATED, pathlib.Path(folder, "generated"))
-            done = subprocess.run(
-                [sys.executable, "-B", "-c", STRANGER, sequence.hex(), *targets], user=SOME_UID,
-                cwd=folder, env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{folder}:{modules}"},
-                capture_output=True, text=True, timeout=2 * harness.PATIENCE)
-            self.assertEqual(done.returncode, 0, done.stderr)
-            return done.stdout.split()
+        done = subprocess.run([sys.executable, "-B", __file__, "stranger", sequence.hex(), *targets],
+                              capture_output=True, text=True, timeout=2 * harness.PATIENCE)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout.split()[1:]  # behind the seed
 
-    @unittest.skipUnless(os.getuid() == 0, "only root can be another user")
+    @needs_root
     def test_another_user_is_another_owner(self):
         with open_server() as server:
             targets = server.addresses
@@ -189,15 +111,34 @@ class OneOwnerTest(CredentialsTest):
         "only root can be another user, and needs a user namespace")
     def test_a_user_of_another_namespace_is_its_address(self):
         """The server's namespace does not number it."""
-        with tempfile.TemporaryDirectory() as folder:
-            program = pathlib.Path(folder, "server")
-            program.write_text(f'#!/bin/sh\nexec unshare -Ur "{harness.SERVER}" "$@"\n')
-            program.chmod(0o755)
-            with open_server(program=str(program)) as server, server.channel() as channel:
-                sequence = create(harness.stub(channel))
-                self.assertEqual(self.as_stranger(sequence, server.over_grpc),
-                                 ["NOT_FOUND"] * len(server.over_grpc))
+        with harness.program("exec unshare -Ur") as program, open_server(program=program) as server, \
+                server.channel() as channel:
+            sequence = create(harness.stub(channel))
+            self.assertEqual(self.as_stranger(sequence, server.over_grpc),
+                             ["NOT_FOUND"] * len(server.over_grpc))
+
+
+def be_stranger(sequence, targets):
+    """Becomes SOME_UID, and prints what becomes of the sequence at the targets."""
+    os.setuid(SOME_UID)
+    request = pb.DeleteSequenceRequest(sequence_id=sequence)
+    for target in targets:
+        try:
+            if target.startswith("local:"):
+                RawClient(target.removeprefix("local:")).call("DeleteSequence", request,
+                                                              pb.DeleteSequenceResponse)
+            else:
+                with harness.open_channel(target) as channel:
+                    harness.stub(channel).DeleteSequence(request, timeout=harness.PATIENCE)
+            print("OK")
+        except RuntimeError as error:
+            print("NOT_FOUND" if "code: 5" in str(error) else error)
+        except grpc.RpcError as error:
+            print(error.code().name)
 
 
 if __name__ == "__main__":
-    harness.main()
+    if sys.argv[1:2] == ["stranger"]:
+        be_stranger(bytes.fromhex(sys.argv[2]), sys.argv[3:])
+    else:
+        harness.main()

@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/half.h"
-#include "kernels/reference.h"
+#include "kernels/oracle/reference.h"
 #include "server/engine/engine.h"
 #include "server/kv/operation.h"
 #include "server/request/spans.h"
@@ -88,7 +88,7 @@ absl::Status Prepare(AttendJob* job, Target* target) {
 
 // The expected results. `resident`: the K/V of each span that names a sequence, [spans]; empty if
 // none does.
-inline kernels::ReferenceResult Reference(const AttendJob& job,
+inline kernels::AttentionResult Reference(const AttendJob& job,
                                           const std::vector<kernels::KvView>& resident = {}) {
   const AttendRequest& request = job.operation.request;
   std::vector<kernels::Span> spans;
@@ -111,7 +111,7 @@ inline Tolerance KernelTolerance(kernels::DType dtype) {
 }
 
 // The first place where the job's results differ from `want`; empty if there is none.
-inline std::string FirstDifference(const AttendJob& job, const kernels::ReferenceResult& want,
+inline std::string FirstDifference(const AttendJob& job, const kernels::AttentionResult& want,
                                    const Tolerance& tolerance) {
   const AttendRequest& request = job.operation.request;
   const size_t heads = request.num_heads;

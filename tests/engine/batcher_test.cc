@@ -344,7 +344,7 @@ TEST_F(BatcherTest, WorkIsThatOfVisibleKvAndOfResidentKv) {
   Batcher batcher({}, &clock_);
   AttendOperation* all = Add(&batcher, "x", 4);
   AttendOperation* window = Make("x", 4);
-  window->request.mask = kernels::Mask::SlidingWindow(624, 0);
+  window->request.terms.mask = kernels::Mask::SlidingWindow(624, 0);
   Add(&batcher, window);
   EXPECT_LT(window->work, all->work / 2);
   AttendOperation* resident = Make("x", 4);

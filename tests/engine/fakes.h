@@ -226,7 +226,7 @@ inline AttendRequest MakeRequest(uint32_t query_rows = 1, uint32_t kv_rows = 1,
   request.num_heads = num_heads;
   request.num_kv_heads = num_kv_heads;
   request.head_dim = head_dim;
-  request.softmax_scale = 0.125f;
+  request.terms.softmax_scale = 0.125f;
   SetSpans({{query_rows, kv_rows, "", {}}}, &request);
   return request;
 }

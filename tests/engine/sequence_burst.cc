@@ -156,11 +156,11 @@ SequenceBurst::Flight SequenceBurst::MakeFlight() {
   request.layer = layer_;
   request.layout = dice_->OneIn(2) ? Layout::kNhd : Layout::kHnd;
   request.return_lse = dice_->OneIn(2);
-  request.softmax_scale = dice_->OneIn(2) ? 0.125f : 1;
+  request.terms.softmax_scale = dice_->OneIn(2) ? 0.125f : 1;
   const kernels::Mask masks[] = {kernels::Mask::None(), kernels::Mask::Causal(),
                                  kernels::Mask::SlidingWindow(70, 0),
                                  kernels::Mask::SlidingWindow(600 + dice_->Below(128), 0)};
-  request.mask = masks[dice_->Below(std::size(masks))];
+  request.terms.mask = masks[dice_->Below(std::size(masks))];
   // Only the owner appends; the others of the group read.
   const std::string client = members_[dice_->Below(members_.size())].sequence->client;
   flight.job->operation.identity = IdentityOf(client);

@@ -8,6 +8,7 @@
 #include "client/cpp/local/ring_request.h"
 #include "server/transport/grpc/adapters.h"
 #include "server/transport/rpc/message.h"
+#include "tests/client/set_terms.h"
 #include "tests/fuzz/codec_values.h"
 #include "tests/fuzz/require.h"
 
@@ -66,10 +67,7 @@ std::optional<AttendRequest> ShapeOf(const v1::AttendRequest& message) {
   request.num_kv_heads = message.num_kv_heads();
   request.head_dim = message.head_dim();
   request.layout = message.layout() == v1::LAYOUT_NHD ? Layout::kNHD : Layout::kHND;
-  request.mask.kind = static_cast<Mask::Kind>(message.mask().kind());
-  if (message.mask().has_window_left()) request.mask.left = message.mask().window_left();
-  if (message.mask().has_window_right()) request.mask.right = message.mask().window_right();
-  if (message.has_softmax_scale()) request.softmax_scale = message.softmax_scale();
+  SetTerms(message, &request);
   request.precision = client::FromProto(message.precision());
   request.layer = message.layer();
   return request;

@@ -15,7 +15,7 @@
 #include "google/protobuf/message.h"
 #include "google/protobuf/stubs/logging.h"
 #include "grpcpp/support/byte_buffer.h"
-#include "proto/wire/message.h"
+#include "proto/grpc/message_view.h"
 #include "server/transport/rpc/message.h"
 #include "server/transport/rpc/unknown_fields.h"
 #include "tests/fuzz/codec_values.h"
@@ -41,7 +41,7 @@ grpc::ByteBuffer InSlices(const std::string& bytes, size_t even_bytes, size_t od
 void CheckLimit(const grpc::ByteBuffer& message, std::vector<wire::LargeField> tensors) {
   std::string small, again;
   const auto split = [&](size_t limit, std::string* out) {
-    return wire::SplitMessage(message, limit, absl::MakeSpan(tensors), out).ok();
+    return wire::SplitMessage(wire::ViewOf(message), limit, absl::MakeSpan(tensors), out).ok();
   };
   Require(split(message.Length(), &small), "refused once, accepted before");
   Require(split(small.size(), &again) && small == again, "the limit refuses what fits");
@@ -54,7 +54,8 @@ void CheckLimit(const grpc::ByteBuffer& message, std::vector<wire::LargeField> t
 bool CheckMessage(const grpc::ByteBuffer& message, const std::string& bytes,
                   std::vector<wire::LargeField> tensors, Message* want, Message* got) {
   const bool well_formed = want->ParseFromString(bytes);
-  const bool accepted = server::ParseMessage(message, absl::MakeSpan(tensors), got).ok();
+  const bool accepted =
+      server::ParseMessage(wire::ViewOf(message), absl::MakeSpan(tensors), got).ok();
   Require(accepted == well_formed, "one parser refuses what the other accepts");
   if (!accepted) return false;
   CheckLimit(message, tensors);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "google/protobuf/descriptor.h"
+#include "proto/grpc/message_view.h"
 #include "server/kv/operation.h"
 #include "server/memory/regions.h"
 #include "server/transport/rpc/message.h"
@@ -53,12 +54,19 @@ bool HasMeaning(const v1::AttendRequest& request) {
          range_ok(request.has_lse_range(), request.lse_range(), "");
 }
 
-void CheckMask(const kernels::Mask& got, const v1::Mask& want) {
+// Checks what the request asks of attention, and clears it in `*want`.
+void TakeTerms(const kernels::Terms& got, v1::AttendRequest* want) {
   kernels::Mask mask;
-  if (want.kind() == v1::Mask::KIND_CAUSAL) mask = kernels::Mask::Causal();
-  if (want.has_window_left()) mask.left = want.window_left();
-  if (want.has_window_right()) mask.right = want.window_right();
-  Require(got == mask, "mask");
+  if (want->mask().kind() == v1::Mask::KIND_CAUSAL) mask = kernels::Mask::Causal();
+  if (want->mask().has_window_left()) mask.left = want->mask().window_left();
+  if (want->mask().has_window_right()) mask.right = want->mask().window_right();
+  Require(got.mask == mask, "mask");
+  const float scale = want->has_softmax_scale()
+                          ? want->softmax_scale()
+                          : 1 / std::sqrt(static_cast<float>(want->head_dim()));
+  Require(HasValue(got.softmax_scale, scale), "softmax_scale");
+  want->clear_mask();
+  want->clear_softmax_scale();
 }
 
 void AddRange(const server::MemoryRange& range, v1::MemoryRange* out) {
@@ -73,7 +81,7 @@ std::string NameBytes(const server::SequenceName& name) {
   return name.is_id() ? name.id().ToBytes() : std::string(name.size(), '?');
 }
 
-// The message that `request` comes from, without tensors, mask and softmax_scale.
+// The message that `request` comes from, without tensors and terms.
 v1::AttendRequest ToMessage(const server::AttendRequest& request) {
   v1::AttendRequest out;
   out.set_request_id(request.request_id);
@@ -142,7 +150,7 @@ std::string WithRegion(std::string bytes) {
 
 std::string Payload(const grpc::ByteBuffer& message, const wire::LargeField& field) {
   std::string payload(field.size, '\0');
-  wire::CopyField(message, field, payload.data());
+  wire::CopyField(wire::ViewOf(message), field, payload.data());
   return payload;
 }
 
@@ -157,8 +165,8 @@ void CheckServerRequest(const grpc::ByteBuffer& message, bool known,
   server::AttendOperation operation;
   server::TensorFields tensors;
   bool well_formed = false;
-  const absl::Status status =
-      server::ParseAttend(message, &Shared().regions, &operation, &tensors, &well_formed);
+  const absl::Status status = server::ParseAttend(wire::ViewOf(message), &Shared().regions,
+                                                  &operation, &tensors, &well_formed);
   Require(well_formed, "the server refuses a well-formed request");
   const server::AttendRequest& got = operation.request;
   Require(got.request_id == parsed.request_id(), "request_id");
@@ -169,19 +177,13 @@ void CheckServerRequest(const grpc::ByteBuffer& message, bool known,
   Require(Payload(message, tensors[server::kKey]) == parsed.key(), "key");
   Require(Payload(message, tensors[server::kValue]) == parsed.value(), "value");
   CheckInputBytes(got, parsed);
-  CheckMask(got.mask, parsed.mask());
-  Require(HasValue(got.softmax_scale, parsed.has_softmax_scale()
-                                          ? parsed.softmax_scale()
-                                          : 1 / std::sqrt(static_cast<float>(parsed.head_dim()))),
-          "softmax_scale");
 
   v1::AttendRequest want = parsed;
   want.DiscardUnknownFields();
   want.clear_query();
   want.clear_key();
   want.clear_value();
-  want.clear_mask();
-  want.clear_softmax_scale();
+  TakeTerms(got.terms, &want);
   for (v1::Span& span : *want.mutable_spans()) {
     span.set_sequence_id(NameBytes(server::SequenceName(span.sequence_id())));
   }

@@ -41,7 +41,10 @@ const Flags& ServerFlags() {
   static const auto* const kFlags = [] {
     auto* flags = new Flags;
     for (const auto& [name, flag] : absl::GetAllFlags()) {
-      if (absl::EndsWith(flag->Filename(), "server/options.cc")) (*flags)[std::string(name)] = flag;
+      if (absl::EndsWith(flag->Filename(), "server/options.cc") ||
+          absl::EndsWith(flag->Filename(), "server/resource_options.cc")) {
+        (*flags)[std::string(name)] = flag;
+      }
     }
     return flags;
   }();

@@ -26,9 +26,8 @@ FLAG_VALUES = {
     "max_connection_streams": ("256", "0", "65536"),
     "handshake_timeout_s": ("10", "0", "nan"),
     "max_connection_age_s": ("0", "3600", "inf"),
-    "enable_reflection": ("true", "maybe"),
+    "enable_reflection": ("true", "no", "1", "maybe"),
     "drain_timeout_s": ("30", "500ms", "1h", "5x", "0", "1e300", "nan", "-1", "inf"),
-    "enable_echo": ("true", "no", "1", "maybe"),
     "unix_socket_mode": ("0660", "600", "0777", "1777", "0460", "9", "", "-660"),
     "unix_socket_group": ("0", "root", "4294967294", "4294967295", "-1", "no such group", ""),
     "max_queue_delay_us": ("0", "1000000", "9223372036854775807"),
@@ -62,7 +61,7 @@ FLAG_VALUES = {
 
 def flags():
     """Each value in each form, and lists of lines."""
-    inputs = {"nothing": b"", "stray": b".word", "no_bool": b"nenable_echo\n!enable_reflection",
+    inputs = {"nothing": b"", "stray": b".word", "no_bool": b"nenable_reflection\n!insecure_listen",
               "listen_twice": b"=listen=localhost:1\n,listen=unix:/b\n-listen=[::1]:2",
               "listen_in_both": b"elisten=localhost:1\n=listen=localhost:2",
               "the_last_counts": b"=lanes=2\n=lanes=3\nelanes=4"}

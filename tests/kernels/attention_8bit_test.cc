@@ -12,13 +12,13 @@
 
 #include "kernels/half.h"
 #include "kernels/kv_8bit.h"
-#include "kernels/reference.h"
+#include "kernels/oracle/error_bound.h"
+#include "kernels/oracle/reference.h"
 #include "tests/base/test_seed.h"
 #include "tests/kernels/attention_fixture.h"
-#include "tests/kernels/error_bound.h"
+#include "tests/kernels/kernel_rounding.h"
 #include "tests/kernels/launch.h"
 #include "tests/kernels/problem.h"
-#include "tests/kernels/query_codes.h"
 
 namespace flashcore::kernels {
 namespace {
@@ -104,12 +104,6 @@ std::vector<double> Sum(const std::vector<double>& weights,
     for (size_t d = 0; d < output.size(); ++d) output[d] += weights[j] * value[j][d];
   }
   return output;
-}
-
-double LargestMagnitude(const std::vector<double>& query) {
-  double largest = 0;
-  for (double element : query) largest = std::max(largest, std::abs(element));
-  return largest;
 }
 
 // For each K/V row, the largest product of a probability and a scale of V in its tile.
@@ -226,7 +220,7 @@ TEST(Kv8BitError, IsThatOfTheStoredRowsAndShowsAWrongScale) {
     SCOPED_TRACE(std::string(Name(c.kv_dtype)) + ", " + Name(c.precision));
     const Geometry geometry{DType::kFloat16, kHeads, kKvHeads, c.head_dim, c.kv_dtype, c.precision};
     Problem problem(geometry, {UnevenSpan(8, 400)}, &random);
-    const double scale = problem.span(0).span().softmax_scale;
+    const double scale = problem.span(0).span().terms.softmax_scale;
     Deviations right(c.precision), wrong_query(c.precision), wrong_key(c.precision),
         wrong_value(c.precision), few_bits(c.precision), nothing(c.precision);
     ForEachRow(problem.span(0), [&](int32_t, int32_t, const auto& query, const KvRows& rows) {
@@ -279,7 +273,7 @@ TEST_P(Attention8BitTest, TheErrorIsThatOfTheStoredRows) {
             got.push_back(
                 ToFloat(geometry.dtype, output[(row * kHeads + head) * geometry.head_dim + d]));
           }
-          deviations.Add(query, problem.span(0).span().softmax_scale, rows,
+          deviations.Add(query, problem.span(0).span().terms.softmax_scale, rows,
                          KernelRounding(geometry, problem.span(0).span()).output, got);
         });
     EXPECT_TRUE(deviations.ArePlausible()) << deviations.ToString();

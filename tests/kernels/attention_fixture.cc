@@ -7,7 +7,8 @@
 #include "hwy/targets.h"
 #include "kernels/cpu/attention_cpu.h"
 #include "kernels/half.h"
-#include "kernels/reference.h"
+#include "kernels/oracle/errors.h"
+#include "kernels/oracle/reference.h"
 #include "tests/base/test_seed.h"
 #include "tests/kernels/families.h"
 #include "tests/kernels/launch.h"
@@ -18,21 +19,14 @@
 namespace flashcore::kernels {
 namespace {
 
-// The part of a span in the results of a batch that begins at `first_row`.
-SpanResult Slice(const ReferenceResult& whole, const Geometry& g, size_t first_row, size_t rows) {
-  const auto output = whole.output.begin() + first_row * g.head_dim;
-  const auto lse = whole.lse.begin() + first_row;
-  return {{output, output + rows * g.head_dim}, {lse, lse + rows}};
-}
-
-SpanResult ResultOf(DType dtype, const ProblemSpan& span) {
-  SpanResult result;
+AttentionResult ResultOf(DType dtype, const ProblemSpan& span) {
+  AttentionResult result;
   for (uint16_t element : span.Output()) result.output.push_back(ToFloat(dtype, element));
   for (float lse : span.Lse()) result.lse.push_back(lse);
   return result;
 }
 
-double LargestMagnitude(const std::vector<double>& values) {
+double LargestFinite(const std::vector<double>& values) {
   double largest = 0;
   for (double value : values) {
     if (std::isfinite(value)) largest = std::max(largest, std::abs(value));
@@ -40,13 +34,10 @@ double LargestMagnitude(const std::vector<double>& values) {
   return largest;
 }
 
-// Infinite for NaN and for a wrong infinity.
 double LargestError(const std::vector<double>& got, const std::vector<double>& want) {
   double largest = 0;
   for (size_t n = 0; n < want.size(); ++n) {
-    if (got[n] == want[n]) continue;
-    const double error = std::abs(got[n] - want[n]);
-    largest = std::max(largest, std::isfinite(error) ? error : INFINITY);
+    largest = std::max(largest, Difference(got[n], want[n]));
   }
   return largest;
 }
@@ -55,14 +46,13 @@ double LargestError(const std::vector<double>& got, const std::vector<double>& w
 // at most twice the error of unfused attention, plus one rounding of the largest value, for results
 // that unfused attention happens to hit exactly. It cannot see every fault; the bounds of
 // error_bound.h can.
-void ExpectTwiceUnfused(DType dtype, const SpanResult& got, const SpanResult& oracle,
-                        const SpanResult& unfused) {
-  const double rounding = dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-8;
+void ExpectTwiceUnfused(DType dtype, const AttentionResult& got, const AttentionResult& oracle,
+                        const AttentionResult& unfused) {
   EXPECT_LE(LargestError(got.output, oracle.output),
             2 * LargestError(unfused.output, oracle.output) +
-                rounding * LargestMagnitude(oracle.output) + 0x1p-25);
+                UnitRoundoff(dtype) * LargestFinite(oracle.output) + 0x1p-25);
   EXPECT_LE(LargestError(got.lse, oracle.lse),
-            2 * LargestError(unfused.lse, oracle.lse) + 4e-6 * (1 + LargestMagnitude(oracle.lse)));
+            2 * LargestError(unfused.lse, oracle.lse) + 4e-6 * (1 + LargestFinite(oracle.lse)));
 }
 
 }  // namespace
@@ -112,12 +102,8 @@ void AttentionTest::Run(const AttentionBatch& batch, int threads, const PlanOpti
 
 void AttentionTest::CheckSpan(const ProblemSpan& span, const SpanOracle& oracle) const {
   const DType dtype = span.geometry().dtype;
-  const SpanResult got = ResultOf(dtype, span);
-  // The bounds have the only oracle of a rounded Q.
-  const bool is_reference = !oracle.reference.lse.empty() &&
-                            KernelRounding(span.geometry(), span.span()).query_codes == 0;
-  const ErrorRatios ratios =
-      CompareResults(got, is_reference ? oracle.reference : oracle.bounds.exact, oracle.bounds);
+  const AttentionResult got = ResultOf(dtype, span);
+  const ErrorRatios ratios = CompareResults(got, oracle.bounds.exact, oracle.bounds);
   EXPECT_LE(ratios.element, 1);
   EXPECT_LE(ratios.row, 1);
   EXPECT_LE(ratios.lse, 1);
@@ -132,25 +118,20 @@ int32_t AttentionTest::WorkersOf(int threads) const {
 }
 
 Rounding AttentionTest::KernelRounding(const Geometry& geometry, const Span& span) const {
-  return Rounding::Of(GetParam().spec, GetParam().plan_options, geometry, span.query_rows);
+  return RoundingOf(GetParam().spec, GetParam().plan_options, geometry, span);
 }
 
 std::vector<AttentionTest::SpanOracle> AttentionTest::OraclesOf(const AttentionBatch& batch,
                                                                 bool long_kv) const {
   const Geometry& g = batch.geometry;
-  ReferenceResult reference, unfused;
-  if (!long_kv && g.precision == Precision::k16Bit) {
-    reference = ReferenceAttention(batch);
-    if (!SumsInFloat16()) unfused = UnfusedAttention(batch);
-  }
+  const bool has_unfused = !long_kv && g.precision == Precision::k16Bit && !SumsInFloat16();
   std::vector<SpanOracle> oracles(batch.num_spans);
-  size_t row = 0;
   for (int32_t s = 0; s < batch.num_spans; ++s) {
-    const size_t rows = size_t{1} * batch.spans[s].query_rows * g.num_heads;
-    oracles[s].bounds = ExpectedOf(g, batch.spans[s], KernelRounding(g, batch.spans[s]));
-    if (!reference.lse.empty()) oracles[s].reference = Slice(reference, g, row, rows);
-    if (!unfused.lse.empty()) oracles[s].unfused = Slice(unfused, g, row, rows);
-    row += rows;
+    const Span& span = batch.spans[s];
+    oracles[s].bounds = ExpectedOf(g, span, KernelRounding(g, span));
+    if (!has_unfused) continue;
+    oracles[s].reference = ReferenceAttention({g, &span, 1});
+    oracles[s].unfused = UnfusedAttention({g, &span, 1});
   }
   return oracles;
 }

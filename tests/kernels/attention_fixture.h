@@ -14,7 +14,7 @@
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/plan.h"
 #include "kernels/registry.h"
-#include "tests/kernels/error_bound.h"
+#include "tests/kernels/kernel_rounding.h"
 #include "tests/kernels/problem.h"
 
 namespace flashcore::kernels {
@@ -75,8 +75,8 @@ class AttentionTest : public testing::TestWithParam<Kernel> {
   }
   void Run(const AttentionBatch& batch, int threads, const PlanOptions& options);
 
-  // Runs `problem` on each of Targets() and compares it with the oracle. `long_kv`: with the oracle
-  // of error_bound.h, which is faster.
+  // Runs `problem` on each of Targets() and compares it with the oracle. `long_kv`: not with
+  // unfused attention, which takes long.
   void Check(Problem* problem, bool long_kv = false);
 
   // Check on the families of one name (families.h).
@@ -85,11 +85,11 @@ class AttentionTest : public testing::TestWithParam<Kernel> {
   std::mt19937_64 random_;
 
  private:
-  // The expected results of a span. `reference` and `unfused` are empty if it is not compared with
-  // them.
+  // The expected results of a span. `reference`, of Q as it is, and `unfused` are empty if it is
+  // not compared with them.
   struct SpanOracle {
-    SpanResult reference;
-    SpanResult unfused;
+    AttentionResult reference;
+    AttentionResult unfused;
     Expected bounds;
   };
   std::vector<SpanOracle> OraclesOf(const AttentionBatch& batch, bool long_kv) const;

@@ -15,9 +15,8 @@
 
 #include "hwy/targets.h"
 #include "kernels/half.h"
-#include "kernels/reference.h"
+#include "kernels/oracle/error_bound.h"
 #include "tests/kernels/attention_fixture.h"
-#include "tests/kernels/error_bound.h"
 #include "tests/kernels/problem.h"
 
 namespace flashcore::kernels {
@@ -54,8 +53,8 @@ class Part {
     KvView& kv = span_.kv;
     const int32_t after = whole.kv.rows - kv_rows.end;
     // A part before the window of every row: the client leaves it out.
-    if (whole.mask.left != Mask::kUnbounded && after > whole.mask.left) {
-      EXPECT_LE(kv_rows.end, VisibleKv(whole.mask, whole.query_rows, kv.rows, 0, 1).begin);
+    if (whole.terms.mask.left != Mask::kUnbounded && after > whole.terms.mask.left) {
+      EXPECT_LE(kv_rows.end, VisibleKv(whole.terms.mask, whole.query_rows, kv.rows, 0, 1).begin);
       kv_rows.begin = kv_rows.end;
     }
     kv.rows = kv_rows.end - kv_rows.begin;
@@ -68,16 +67,16 @@ class Part {
       kv.value += kv_rows.begin * kv.row_stride;
     }
     // The last query row is aligned with the last K/V row of the whole span.
-    if (span_.mask.left != Mask::kUnbounded) span_.mask.left -= after;
-    if (span_.mask.right != Mask::kUnbounded) span_.mask.right += after;
+    if (span_.terms.mask.left != Mask::kUnbounded) span_.terms.mask.left -= after;
+    if (span_.terms.mask.right != Mask::kUnbounded) span_.terms.mask.right += after;
   }
   Part(const Part&) = delete;
   Part& operator=(const Part&) = delete;
 
   const Span& span() const { return span_; }
 
-  SpanResult Result() const {
-    SpanResult result;
+  AttentionResult Result() const {
+    AttentionResult result;
     for (int32_t i = 0; i < span_.query_rows; ++i) {
       for (int32_t h = 0; h < geometry_.num_heads; ++h) {
         const uint16_t* from = output_.data() + (i * span_.row_stride + h * span_.head_stride) / 2;
@@ -98,10 +97,10 @@ class Part {
 };
 
 // Weights of the parts of a row, exp(LSE_k - LSE), and the LSE.
-std::pair<std::vector<double>, double> MergeWeights(const std::vector<SpanResult>& parts,
+std::pair<std::vector<double>, double> MergeWeights(const std::vector<AttentionResult>& parts,
                                                     size_t row, double lse_factor) {
   double max = -INFINITY, sum = 0;
-  for (const SpanResult& part : parts) max = std::max(max, part.lse[row] * lse_factor);
+  for (const AttentionResult& part : parts) max = std::max(max, part.lse[row] * lse_factor);
   std::vector<double> weights(parts.size(), 0);
   if (std::isinf(max)) return {weights, max};
   for (size_t k = 0; k < parts.size(); ++k) {
@@ -112,8 +111,8 @@ std::pair<std::vector<double>, double> MergeWeights(const std::vector<SpanResult
 }
 
 // `lse_factor`: 1, or another for a client that takes the LSE for another logarithm.
-SpanResult Merge(const std::vector<SpanResult>& parts, double lse_factor = 1) {
-  SpanResult merged;
+AttentionResult Merge(const std::vector<AttentionResult>& parts, double lse_factor = 1) {
+  AttentionResult merged;
   const size_t rows = parts[0].lse.size(), head_dim = parts[0].output.size() / rows;
   merged.output.resize(parts[0].output.size(), 0);
   for (size_t row = 0; row < rows; ++row) {
@@ -131,7 +130,7 @@ SpanResult Merge(const std::vector<SpanResult>& parts, double lse_factor = 1) {
 // The bounds of a merged result. Part k adds its own errors times its weight, and the error of its
 // weight, which is that of LSE_k, times O_k - O.
 Expected MergedBounds(const std::vector<Expected>& parts) {
-  std::vector<SpanResult> exact;
+  std::vector<AttentionResult> exact;
   for (const Expected& part : parts) exact.push_back(part.exact);
   Expected merged;
   merged.exact = Merge(exact);
@@ -168,7 +167,7 @@ Expected Sum(const Expected& a, Expected b) {
   return b;
 }
 
-void ExpectWithin(const SpanResult& got, const SpanResult& want, const Expected& bounds) {
+void ExpectWithin(const AttentionResult& got, const AttentionResult& want, const Expected& bounds) {
   const ErrorRatios ratios = CompareResults(got, want, bounds);
   EXPECT_LE(ratios.element, 1);
   EXPECT_LE(ratios.row, 1);
@@ -200,24 +199,20 @@ void AttentionMergeTest::CheckMerge(const Geometry& geometry, const MergeCase& m
   std::vector<Expected> expected;
   for (const auto& part : parts) {
     spans.push_back(part->span());
-    expected.push_back(ExpectedOf(geometry, part->span(), KernelRounding(geometry, span)));
+    const Rounding rounding = KernelRounding(geometry, part->span());
+    expected.push_back(ExpectedOf(geometry, part->span(), rounding));
   }
   const Expected whole = expected[0];
   expected.erase(expected.begin());
   const Expected merged_bounds = MergedBounds(expected);
-  SpanResult exact = whole.exact;
-  if (KernelRounding(geometry, span).query_codes == 0) {
-    ReferenceResult reference = ReferenceAttention(problem.batch());
-    exact = {std::move(reference.output), std::move(reference.lse)};
-  }
   for (int64_t target : Targets()) {
     SCOPED_TRACE(hwy::TargetName(target));
     const ScopedTarget scoped(target);
     Run({geometry, spans.data(), static_cast<int32_t>(spans.size())});
-    std::vector<SpanResult> results;
+    std::vector<AttentionResult> results;
     for (size_t k = 1; k < parts.size(); ++k) results.push_back(parts[k]->Result());
-    const SpanResult merged = Merge(results);
-    ExpectWithin(merged, exact, merged_bounds);
+    const AttentionResult merged = Merge(results);
+    ExpectWithin(merged, whole.exact, merged_bounds);
     ExpectWithin(merged, parts[0]->Result(), Sum(whole, merged_bounds));
     if (span.kv.rows >= 300) {  // in parts of different lengths
       EXPECT_FALSE(CompareResults(Merge(results, 1.44), whole.exact, merged_bounds).Ok());

@@ -12,11 +12,11 @@
 
 #include "kernels/cpu/tiles.h"
 #include "kernels/half.h"
-#include "kernels/reference.h"
+#include "kernels/oracle/error_bound.h"
+#include "kernels/oracle/reference.h"
 #include "kernels/registry.h"
 #include "kernels/sm80/tiles.h"
 #include "tests/base/test_seed.h"
-#include "tests/kernels/error_bound.h"
 #include "tests/kernels/families.h"
 #include "tests/kernels/faults.h"
 #include "tests/kernels/rounded_attention.h"
@@ -75,7 +75,7 @@ class BoundsTest : public testing::TestWithParam<Case> {
     return {spec.dtype, 1, 1, spec.head_dim, spec.kv_dtype, spec.precision};
   }
   Rounding KernelRounding(const ProblemSpan& span) const {
-    return Rounding::Of(GetParam().spec, GetParam().plan, span.geometry(), span.span().query_rows);
+    return RoundingOf(GetParam().spec, GetParam().plan, span.geometry(), span.span());
   }
   bool Fits(const Family& family) const {
     return family.fits_float16_sums || GetParam().spec.accumulate == Accumulate::kFloat32;
@@ -90,14 +90,14 @@ class BoundsTest : public testing::TestWithParam<Case> {
   }
 
   // O in the dtype, as a kernel with exact arithmetic would store it.
-  SpanResult Stored(SpanResult result) const {
+  AttentionResult Stored(AttentionResult result) const {
     const DType dtype = GetParam().spec.dtype;
     for (double& o : result.output) o = ToFloat(dtype, FromFloat(dtype, static_cast<float>(o)));
     for (double& lse : result.lse) lse = static_cast<float>(lse);
     return result;
   }
 
-  void ExpectAccepted(const SpanResult& got, const Expected& expected) const {
+  void ExpectAccepted(const AttentionResult& got, const Expected& expected) const {
     const ErrorRatios ratios = CompareResults(got, expected.exact, expected);
     EXPECT_LE(ratios.element, 1);
     EXPECT_LE(ratios.row, 1);
@@ -151,7 +151,7 @@ TEST_P(BoundsTest, RejectFaultsInEveryFamily) {
       for (int f = 0; f < static_cast<int>(Fault::kCount); ++f) {
         const auto fault = static_cast<Fault>(f);
         if (family.long_kv && !SeenOver32768Rows(fault)) continue;
-        const std::optional<SpanResult> wrong = faulty.With(fault, &random_);
+        const std::optional<AttentionResult> wrong = faulty.With(fault, &random_);
         if (!wrong.has_value()) continue;
         seen.insert(fault);
         EXPECT_FALSE(CompareResults(Stored(*wrong), expected.exact, expected).Ok())
@@ -175,7 +175,7 @@ TEST_P(BoundsTest, RejectFaultsInEveryFamily) {
   EXPECT_EQ(seen_anywhere.count(Fault::kProbability), probability);
 }
 
-// The bounds come with an oracle of their own, which is faster than kernels/reference.h.
+// Where Q is its own codes, the bounds are around the reference.
 TEST_P(BoundsTest, TheirOracleIsTheReference) {
   for (const char* name : {"EveryLengthWithEveryMaskAndLayout", "GroupedQueryHeads",
                            "RowsWithoutVisibleKv", "ScalesOfEitherSignAndZero"}) {
@@ -185,7 +185,7 @@ TEST_P(BoundsTest, TheirOracleIsTheReference) {
         ProblemSpan& span = problem->span(s);
         if (KernelRounding(span).query_codes > 0) MakeQueryItsCodes(&span);
       }
-      const ReferenceResult reference = ReferenceAttention(problem->batch());
+      const AttentionResult reference = ReferenceAttention(problem->batch());
       size_t element = 0, row = 0;
       for (int s = 0; s < problem->num_spans(); ++s) {
         const ProblemSpan& span = problem->span(s);

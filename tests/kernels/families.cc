@@ -183,7 +183,7 @@ FamilyProblem::FamilyProblem(const Family& family, Geometry geometry, std::mt199
   for (int s = 0; s < problem_->num_spans(); ++s) {
     Span& span = problem_->span(s).mutable_span();
     if (forked_kv_ != nullptr) span.kv = forked_kv_->view(s);
-    if (!family.scales.empty()) span.softmax_scale *= family.scales[s];
+    if (!family.scales.empty()) span.terms.softmax_scale *= family.scales[s];
   }
 }
 

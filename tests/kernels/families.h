@@ -30,8 +30,8 @@ struct Family {
   std::vector<ForkedSpan> forked =
       {};                          // these share pages; the last two have another softmax_scale
   std::vector<float> scales = {};  // factors of the usual softmax_scale of each span; or none
-  bool long_kv = false;  // more than 32,768 rows: only for the fast oracle of error_bound.h
-  bool fits_float16_sums = true;  // no q.k exceeds 65504, the largest float16
+  bool long_kv = false;            // more than 32,768 rows: not compared with unfused attention
+  bool fits_float16_sums = true;   // no q.k exceeds 65504, the largest float16
 };
 
 const std::vector<Family>& AllFamilies();

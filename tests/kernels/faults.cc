@@ -2,14 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-
-#include "tests/kernels/query_codes.h"
+#include <utility>
 
 namespace flashcore::kernels {
 namespace {
 
-constexpr double kNothing = -std::numeric_limits<double>::infinity();
 constexpr double kWeighty = 0.05;  // of the largest weight of a query row
 constexpr size_t kEndRows = 16;
 // A visible change of O. Rows that see one and the same K/V row, or all with scale 0, have one O:
@@ -39,14 +36,14 @@ const char* Name(Fault fault) {
 }
 
 FaultySpan::FaultySpan(const Geometry& geometry, const Span& span, const Rounding& rounding,
-                       const SpanResult& exact)
+                       const AttentionResult& exact)
     : g_(geometry), span_(span), rounding_(rounding), exact_(exact) {
   for (int32_t head = 0; head < g_.num_kv_heads; ++head) {
     kv_.emplace_back(g_, span.kv, head, KvRange{0, span.kv.rows});
   }
 }
 
-std::optional<SpanResult> FaultySpan::With(Fault fault, std::mt19937_64* random) const {
+std::optional<AttentionResult> FaultySpan::With(Fault fault, std::mt19937_64* random) const {
   const int32_t last = span_.query_rows - 1, heads = g_.num_heads;
   const bool only_value = fault == Fault::kLostValue;
   const int32_t kv_row = WeightyRow(only_value ? 0.25 : kWeighty, random);
@@ -54,7 +51,7 @@ std::optional<SpanResult> FaultySpan::With(Fault fault, std::mt19937_64* random)
   const int32_t tile = kv_row / kPageTokens * kPageTokens;
   switch (fault) {
     case Fault::kZeros:
-      return SpanResult{std::vector<double>(exact_.output.size(), 0), exact_.lse};
+      return AttentionResult{std::vector<double>(exact_.output.size(), 0), exact_.lse};
     case Fault::kLostRow:
     case Fault::kLostValue:
       return Without({kv_row, kv_row + 1}, only_value);
@@ -89,24 +86,23 @@ std::optional<SpanResult> FaultySpan::With(Fault fault, std::mt19937_64* random)
 }
 
 KvRange FaultySpan::Visible(int32_t row) const {
-  return VisibleKv(span_.mask, span_.query_rows, span_.kv.rows, row, row + 1);
+  return VisibleKv(span_.terms.mask, span_.query_rows, span_.kv.rows, row, row + 1);
 }
 
 double FaultySpan::Score(const std::vector<double>& query, int32_t head, int32_t kv_row) const {
   const float* key = Kv(head).Key(kv_row);
   double dot = 0;
   for (int32_t d = 0; d < g_.head_dim; ++d) dot += query[d] * key[d];
-  return dot * span_.softmax_scale;
+  return span_.terms.Score(dot);
+}
+
+RowAttention<double> FaultySpan::Attend(int32_t row, int32_t head,
+                                        std::vector<double> query) const {
+  return AttendExactly({row, head, std::move(query), span_.terms, Kv(head), Visible(row)});
 }
 
 std::vector<double> FaultySpan::Weights(int32_t row, int32_t head) const {
-  const std::vector<double> query = Query(row, head);
-  const KvRange visible = Visible(row);
-  std::vector<double> weights;
-  for (int32_t j = visible.begin; j < visible.end; ++j) {
-    weights.push_back(std::exp(Score(query, head, j) - exact_.lse[Index(row, head)]));
-  }
-  return weights;
+  return Attend(row, head, Query(row, head)).weights;
 }
 
 double FaultySpan::Sum(const std::vector<double>& query, int32_t head, KvRange kv_rows, double base,
@@ -141,7 +137,7 @@ int32_t FaultySpan::WeightyRow(double of_largest, std::mt19937_64* random) const
   return -1;
 }
 
-bool FaultySpan::DiffersByAWeightyRow(const SpanResult& changed) const {
+bool FaultySpan::DiffersByAWeightyRow(const AttentionResult& changed) const {
   for (int32_t i = 0; i < span_.query_rows; ++i) {
     for (int32_t h = 0; h < g_.num_heads; ++h) {
       const double before = exact_.lse[Index(i, h)], after = changed.lse[Index(i, h)];
@@ -154,24 +150,24 @@ bool FaultySpan::DiffersByAWeightyRow(const SpanResult& changed) const {
   return false;
 }
 
-std::optional<SpanResult> FaultySpan::WithWrongEdge(std::mt19937_64* random) const {
+std::optional<AttentionResult> FaultySpan::WithWrongEdge(std::mt19937_64* random) const {
   std::vector<Span> spans;
   for (int32_t by : {-1, 1}) {
     for (int32_t Mask::*edge : {&Mask::left, &Mask::right}) {
-      if (span_.mask.*edge == Mask::kUnbounded) continue;
+      if (span_.terms.mask.*edge == Mask::kUnbounded) continue;
       spans.push_back(span_);
-      spans.back().mask.*edge += by;
+      spans.back().terms.mask.*edge += by;
     }
   }
   std::shuffle(spans.begin(), spans.end(), *random);
   for (const Span& span : spans) {
-    SpanResult changed = ExpectedOf(g_, span, rounding_).exact;
+    AttentionResult changed = ExpectedOf(g_, span, rounding_).exact;
     if (DiffersByAWeightyRow(changed)) return changed;
   }
   return {};
 }
 
-std::optional<SpanResult> FaultySpan::WithWrongKvHead() const {
+std::optional<AttentionResult> FaultySpan::WithWrongKvHead() const {
   if (g_.num_kv_heads < 2) return {};
   Span span = span_;
   const int64_t last = (g_.num_kv_heads - 1) * span.kv.head_stride;
@@ -181,7 +177,7 @@ std::optional<SpanResult> FaultySpan::WithWrongKvHead() const {
   return ExpectedOf(g_, span, rounding_).exact;
 }
 
-std::optional<SpanResult> FaultySpan::WithoutEnd(std::mt19937_64* random) const {
+std::optional<AttentionResult> FaultySpan::WithoutEnd(std::mt19937_64* random) const {
   const int32_t row = span_.query_rows - 1, end = Visible(row).end;
   const std::vector<double> weights = Weights(row, Below(g_.num_heads, random));
   const size_t count = std::min(kEndRows, weights.size());
@@ -191,23 +187,18 @@ std::optional<SpanResult> FaultySpan::WithoutEnd(std::mt19937_64* random) const 
   return Without({end - static_cast<int32_t>(count), end}, false);
 }
 
-std::optional<SpanResult> FaultySpan::WithQueryScale(std::mt19937_64* random) const {
+std::optional<AttentionResult> FaultySpan::WithQueryScale(std::mt19937_64* random) const {
   const int32_t row = span_.query_rows - 1, head = Below(g_.num_heads, random);
   if (rounding_.query_codes == 0 || (row == 0 && g_.num_heads == 1)) return {};
-  const auto largest = [](const std::vector<double>& query) {
-    double magnitude = 0;
-    for (double element : query) magnitude = std::max(magnitude, std::abs(element));
-    return magnitude;
-  };
   std::vector<double> query = Query(row, head);
   const std::vector<double> other =
       row > 0 ? Query(row - 1, head) : Query(row, (head + 1) % g_.num_heads);
-  const double factor = largest(other) / largest(query);
+  const double factor = LargestMagnitude(other) / LargestMagnitude(query);
   for (double& element : query) element *= factor;
   return WithQuery(row, head, query);
 }
 
-std::optional<SpanResult> FaultySpan::WithQueryBits(std::mt19937_64* random) const {
+std::optional<AttentionResult> FaultySpan::WithQueryBits(std::mt19937_64* random) const {
   if (rounding_.query_codes == 0) return {};
   const int32_t row = span_.query_rows - 1, head = Below(g_.num_heads, random);
   const int32_t lost = rounding_.query_codes > kLowQueryCodes ? kLowQueryCodes : 2;
@@ -218,28 +209,22 @@ std::optional<SpanResult> FaultySpan::WithQueryBits(std::mt19937_64* random) con
   return WithQuery(row, head, query);
 }
 
-std::optional<SpanResult> FaultySpan::WithQuery(int32_t row, int32_t head,
-                                                const std::vector<double>& query) const {
-  SpanResult result = exact_;
-  double* const output = result.output.data() + Index(row, head) * g_.head_dim;
-  double& lse = result.lse[Index(row, head)];
-  const double before = lse;
-  const KvRange visible = Visible(row);
-  std::vector<double> weighted(g_.head_dim, 0);
-  double base = kNothing;
-  for (int32_t j = visible.begin; j < visible.end; ++j) {
-    base = std::max(base, Score(query, head, j));
+std::optional<AttentionResult> FaultySpan::WithQuery(int32_t row, int32_t head,
+                                                     const std::vector<double>& query) const {
+  const size_t at = Index(row, head);
+  const RowAttention<double> wrong = Attend(row, head, query);
+  if (!(std::abs(wrong.lse - exact_.lse[at]) > kVisibleLseChange * (1 + std::abs(wrong.lse)))) {
+    return {};
   }
-  const double sum = Sum(query, head, visible, base, &weighted);
-  lse = sum == 0 ? kNothing : base + std::log(sum);
-  if (!(std::abs(lse - before) > kVisibleLseChange * (1 + std::abs(lse)))) return {};
-  for (int32_t d = 0; d < g_.head_dim; ++d) output[d] = weighted[d] / sum;
+  AttentionResult result = exact_;
+  result.lse[at] = wrong.lse;
+  std::copy(wrong.output.begin(), wrong.output.end(), result.output.begin() + at * g_.head_dim);
   return result;
 }
 
-std::optional<SpanResult> FaultySpan::WithProbabilityBits() const {
+std::optional<AttentionResult> FaultySpan::WithProbabilityBits() const {
   if (rounding_.tile_weight == 0) return {};
-  SpanResult result = exact_;
+  AttentionResult result = exact_;
   bool is_visible = false;
   for (int32_t i = 0; i < span_.query_rows; ++i) {
     for (int32_t h = 0; h < g_.num_heads; ++h) {
@@ -250,7 +235,7 @@ std::optional<SpanResult> FaultySpan::WithProbabilityBits() const {
   return result;
 }
 
-bool FaultySpan::RoundProbabilities(int32_t row, int32_t head, SpanResult* result) const {
+bool FaultySpan::RoundProbabilities(int32_t row, int32_t head, AttentionResult* result) const {
   const KvRange visible = Visible(row);
   const DecodedKv& kv = Kv(head);
   const std::vector<double> weights = Weights(row, head);
@@ -268,7 +253,7 @@ bool FaultySpan::RoundProbabilities(int32_t row, int32_t head, SpanResult* resul
     if (largest == 0) continue;
     const double step = largest / kWrongCodes / kv.ValueScale(j);
     const double weight = step * std::nearbyint(weights[j - visible.begin] / step);
-    const double step_of_8_bits = step * kWrongCodes / 255;
+    const double step_of_8_bits = step * kWrongCodes / kLargestProbabilityCode;
     for (int32_t d = 0; d < g_.head_dim; ++d) {
       const double value = kv.Value(j)[d];
       change[d] += (weight - weights[j - visible.begin]) * value;
@@ -284,8 +269,8 @@ bool FaultySpan::RoundProbabilities(int32_t row, int32_t head, SpanResult* resul
   return weights.size() >= kPageTokens && squares > kVisibleVariances * variance + 3 * stored;
 }
 
-SpanResult FaultySpan::Without(KvRange lost, bool only_values) const {
-  SpanResult result = exact_;
+AttentionResult FaultySpan::Without(KvRange lost, bool only_values) const {
+  AttentionResult result = exact_;
   for (int32_t i = 0; i < span_.query_rows; ++i) {
     const KvRange visible = Visible(i);
     const KvRange range = {std::max(lost.begin, visible.begin), std::min(lost.end, visible.end)};
@@ -296,7 +281,7 @@ SpanResult FaultySpan::Without(KvRange lost, bool only_values) const {
 }
 
 void FaultySpan::Remove(int32_t row, int32_t head, KvRange lost, KvRange visible, bool only_values,
-                        SpanResult* result) const {
+                        AttentionResult* result) const {
   double* const output = result->output.data() + Index(row, head) * g_.head_dim;
   double& lse = result->lse[Index(row, head)];
   std::vector<double> weighted(g_.head_dim, 0);
@@ -320,9 +305,9 @@ void FaultySpan::Remove(int32_t row, int32_t head, KvRange lost, KvRange visible
   lse = left == 0 ? kNothing : base + std::log(left);
 }
 
-std::optional<SpanResult> FaultySpan::Swapped(int32_t row, int32_t head, int32_t other_row,
-                                              int32_t other_head) const {
-  SpanResult result = exact_;
+std::optional<AttentionResult> FaultySpan::Swapped(int32_t row, int32_t head, int32_t other_row,
+                                                   int32_t other_head) const {
+  AttentionResult result = exact_;
   const size_t a = Index(row, head), b = Index(other_row, other_head), size = g_.head_dim;
   double squares = 0, change = 0;
   for (size_t d = 0; d < size; ++d) {

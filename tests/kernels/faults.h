@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "kernels/attention.h"
-#include "tests/kernels/error_bound.h"
+#include "kernels/oracle/error_bound.h"
+#include "kernels/oracle/reference.h"
+#include "kernels/oracle/rows.h"
 
 namespace flashcore::kernels {
 
@@ -39,14 +41,15 @@ class FaultySpan {
  public:
   // `exact` is the result of `span` with Q as `rounding` says, and lives longer than this.
   FaultySpan(const Geometry& geometry, const Span& span, const Rounding& rounding,
-             const SpanResult& exact);
+             const AttentionResult& exact);
 
   // The result with a fault at a random place; none if the span cannot show the fault (it has one
   // head, no window, ...).
-  std::optional<SpanResult> With(Fault fault, std::mt19937_64* random) const;
+  std::optional<AttentionResult> With(Fault fault, std::mt19937_64* random) const;
 
  private:
   KvRange Visible(int32_t row) const;
+  RowAttention<double> Attend(int32_t row, int32_t head, std::vector<double> query) const;
   // The probabilities of a query row and head, of the K/V rows visible to it.
   std::vector<double> Weights(int32_t row, int32_t head) const;
   double Score(const std::vector<double>& query, int32_t head, int32_t kv_row) const;
@@ -57,26 +60,26 @@ class FaultySpan {
   // A K/V row that matters to a random query row; -1 if no query row sees one.
   int32_t WeightyRow(double of_largest, std::mt19937_64* random) const;
   // Whether the results differ by a K/V row that matters.
-  bool DiffersByAWeightyRow(const SpanResult& changed) const;
+  bool DiffersByAWeightyRow(const AttentionResult& changed) const;
 
-  std::optional<SpanResult> WithWrongEdge(std::mt19937_64* random) const;
-  std::optional<SpanResult> WithWrongKvHead() const;
-  std::optional<SpanResult> WithoutEnd(std::mt19937_64* random) const;
+  std::optional<AttentionResult> WithWrongEdge(std::mt19937_64* random) const;
+  std::optional<AttentionResult> WithWrongKvHead() const;
+  std::optional<AttentionResult> WithoutEnd(std::mt19937_64* random) const;
   // Without the K/V rows `lost`; or, if `only_values`, with zeros for V there.
-  SpanResult Without(KvRange lost, bool only_values) const;
+  AttentionResult Without(KvRange lost, bool only_values) const;
   void Remove(int32_t row, int32_t head, KvRange lost, KvRange visible, bool only_values,
-              SpanResult* result) const;
-  std::optional<SpanResult> WithQueryScale(std::mt19937_64* random) const;
-  std::optional<SpanResult> WithQueryBits(std::mt19937_64* random) const;
-  std::optional<SpanResult> WithProbabilityBits() const;
+              AttentionResult* result) const;
+  std::optional<AttentionResult> WithQueryScale(std::mt19937_64* random) const;
+  std::optional<AttentionResult> WithQueryBits(std::mt19937_64* random) const;
+  std::optional<AttentionResult> WithProbabilityBits() const;
   // Rounds one row. Returns whether that is visible beside what 8 bits and the output round.
-  bool RoundProbabilities(int32_t row, int32_t head, SpanResult* result) const;
+  bool RoundProbabilities(int32_t row, int32_t head, AttentionResult* result) const;
   // With another Q in one row; none if that changes the LSE by less than rounding may.
-  std::optional<SpanResult> WithQuery(int32_t row, int32_t head,
-                                      const std::vector<double>& query) const;
+  std::optional<AttentionResult> WithQuery(int32_t row, int32_t head,
+                                           const std::vector<double>& query) const;
   // None if the two have about the same O.
-  std::optional<SpanResult> Swapped(int32_t row, int32_t head, int32_t other_row,
-                                    int32_t other_head) const;
+  std::optional<AttentionResult> Swapped(int32_t row, int32_t head, int32_t other_row,
+                                         int32_t other_head) const;
 
   size_t Index(int32_t row, int32_t head) const { return size_t{1} * row * g_.num_heads + head; }
   const DecodedKv& Kv(int32_t head) const { return kv_[head / g_.group()]; }
@@ -87,7 +90,7 @@ class FaultySpan {
   const Geometry g_;
   const Span span_;
   const Rounding rounding_;
-  const SpanResult& exact_;
+  const AttentionResult& exact_;
   std::vector<DecodedKv> kv_;  // [kv_heads]
 };
 

@@ -16,8 +16,8 @@
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/half.h"
 #include "kernels/kv_8bit.h"
+#include "kernels/oracle/reference.h"
 #include "kernels/plan.h"
-#include "kernels/reference.h"
 #include "kernels/registry.h"
 #include "tests/base/test_seed.h"
 #include "tests/kernels/launch.h"
@@ -416,11 +416,11 @@ TEST(KvPages, QuantisedPagesAreReadAsQuantisedRows) {
     Problem problem(geometry, {{2, 300, Mask::Causal()}}, &random);
     Span span = problem.span(0).span();
     const AttentionBatch batch{geometry, &span, 1};
-    const ReferenceResult want = ReferenceAttention(batch);
+    const AttentionResult want = ReferenceAttention(batch);
 
     const WrittenPages written(layout, problem.span(0).unquantised().kv, &pool, &random);
     span.kv = written.view;
-    const ReferenceResult got = ReferenceAttention(batch);
+    const AttentionResult got = ReferenceAttention(batch);
     EXPECT_EQ(got.output, want.output);
     EXPECT_EQ(got.lse, want.lse);
   }

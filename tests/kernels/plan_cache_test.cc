@@ -28,7 +28,7 @@ struct Input {
     Span& span = spans.emplace_back();
     span.query_rows = query_rows;
     span.kv.rows = kv_rows;
-    span.mask = mask;
+    span.terms.mask = mask;
     std::vector<int32_t>& table = tables.emplace_back();
     for (int32_t page = 0; page < PagesFor(kv_rows); ++page) table.push_back(first_page + page);
     SetTables();
@@ -106,8 +106,8 @@ TEST(PlanCache, PlansAnewWhateverDiffers) {
   for (Input& input : others) input.SetTables();
   others[1].spans[2].kv.rows += 1;
   others[2].spans[2].query_rows = 2;
-  others[3].spans[1].mask.left = 900;
-  others[4].spans[1].mask.right = 5;
+  others[3].spans[1].terms.mask.left = 900;
+  others[4].spans[1].terms.mask.right = 5;
   others[5].spans[0].slices.end = 1;
   others[6].spans[0].slices.begin = 1;
   others[7].geometry.num_kv_heads = 4;

@@ -39,7 +39,7 @@ class Forks {
       Span span;
       span.query_rows = 1;
       span.kv = kv_.view(s);
-      span.mask = Mask::Causal();
+      span.terms.mask = Mask::Causal();
       spans.push_back(span);
     }
   }
@@ -99,12 +99,12 @@ void CheckCascadeItem(const AttentionBatch& batch, const PlanOptions& options, c
     const Span& span = batch.spans[part.span];
     EXPECT_EQ(part.tile_row, row);
     EXPECT_EQ(part.row_count * item.num_cascade_spans, item.row_count);
-    EXPECT_EQ(span.softmax_scale, batch.spans[item.span].softmax_scale);
+    EXPECT_EQ(span.terms.score_terms(), batch.spans[item.span].terms.score_terms());
     // A CUDA kernel writes nothing but partial results of a cascade item.
     EXPECT_TRUE(options.item_per_kv_head || part.combine >= 0);
     row += part.row_count;
     for (int32_t i = 0; i < span.query_rows; ++i) {
-      const KvRange visible = VisibleKv(span.mask, span.query_rows, span.kv.rows, i, i + 1);
+      const KvRange visible = VisibleKv(span.terms.mask, span.query_rows, span.kv.rows, i, i + 1);
       EXPECT_LE(visible.begin, item.kv_begin);
       EXPECT_GE(visible.end, item.kv_end);
     }
@@ -187,7 +187,7 @@ TEST(PlanCascade, SpansOfEqualRowsShare) {
   const ForkShape fork{600, 0, kSplitPages};
   Forks forks({{600}, fork, fork, fork});
   forks.spans[1].query_rows = 4;
-  forks.spans[2].mask = Mask::None();
+  forks.spans[2].terms.mask = Mask::None();
   forks.spans[3].query_rows = 4;
   EXPECT_EQ(Groups(Share(forks.batch())), (std::map<int32_t, Spans>{{0, {{0, 2}, {1, 3}}}}));
 }
@@ -236,9 +236,9 @@ TEST(PlanCascade, NothingIsSharedThatIsNotTheSameToAll) {
     change(&forks.spans[1]);
     return is_shared(forks);
   };
-  EXPECT_TRUE(is_shared_if([](Span* s) { s->mask = Mask::None(); }));
-  EXPECT_FALSE(is_shared_if([](Span* s) { s->softmax_scale = -3; }));
-  EXPECT_FALSE(is_shared_if([](Span* s) { s->mask = Mask::SlidingWindow(700, 0); }));
+  EXPECT_TRUE(is_shared_if([](Span* s) { s->terms.mask = Mask::None(); }));
+  EXPECT_FALSE(is_shared_if([](Span* s) { s->terms.softmax_scale = -3; }));
+  EXPECT_FALSE(is_shared_if([](Span* s) { s->terms.mask = Mask::SlidingWindow(700, 0); }));
   EXPECT_FALSE(is_shared_if([](Span* s) { s->query_rows = 2; }));
   EXPECT_FALSE(is_shared_if([](Span* s) { s->query_rows = 0; }));
   EXPECT_FALSE(is_shared_if([](Span* s) { s->kv.pages = nullptr; }));
@@ -261,7 +261,7 @@ TEST(PlanCascade, TheWholeSplitIsVisibleToEveryRow) {
   EXPECT_FALSE(Share(forks.batch()).cascade_spans.empty());
   forks.spans[1].kv.rows = 514;
   EXPECT_TRUE(Share(forks.batch()).cascade_spans.empty());
-  forks.spans[1].mask.right = 1;
+  forks.spans[1].terms.mask.right = 1;
   EXPECT_FALSE(Share(forks.batch()).cascade_spans.empty());
 }
 
@@ -369,7 +369,7 @@ void ShareRandomTrees(int wanted) {
       span.query_rows = 1 + below(5);
       const Mask masks[] = {Mask::Causal(), Mask::None(), Mask{below(3000), below(3) * 64},
                             Mask{Mask::kUnbounded, below(600)}};
-      span.mask = masks[below(4)];
+      span.terms.mask = masks[below(4)];
     }
     PlanOptions options = kSharing;
     options.cascade_rows = 1 + below(128);

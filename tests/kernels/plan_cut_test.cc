@@ -18,7 +18,7 @@ Span MakeSpan(int32_t query_rows, int32_t kv_rows, Mask mask = Mask::None()) {
   Span span;
   span.query_rows = query_rows;
   span.kv.rows = kv_rows;
-  span.mask = mask;
+  span.terms.mask = mask;
   return span;
 }
 

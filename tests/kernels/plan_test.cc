@@ -24,7 +24,7 @@ Span MakeSpan(int32_t query_rows, int32_t kv_rows, Mask mask = Mask::None()) {
   Span span;
   span.query_rows = query_rows;
   span.kv.rows = kv_rows;
-  span.mask = mask;
+  span.terms.mask = mask;
   return span;
 }
 
@@ -111,7 +111,7 @@ void CheckCoverage(const std::vector<Span>& spans, int32_t kv_heads, int32_t gro
       for (size_t k = 1; k < ranges.size(); ++k) {
         ASSERT_EQ(ranges[k].first, ranges[k - 1].second);
       }
-      const KvRange visible = VisibleKv(span.mask, span.query_rows, span.kv.rows, i, i + 1);
+      const KvRange visible = VisibleKv(span.terms.mask, span.query_rows, span.kv.rows, i, i + 1);
       if (visible.begin == visible.end) continue;
       ASSERT_LE(ranges.front().first, visible.begin) << "span " << s << ", row " << i;
       ASSERT_GE(ranges.back().second, visible.end) << "span " << s << ", row " << i;
@@ -336,7 +336,7 @@ std::vector<Split> SplitsOf(const Plan& plan, int index, const Span& span, int32
     if (item.span != index) continue;
     for (int32_t row = item.row_begin; row < item.row_begin + item.row_count; ++row) {
       const KvRange visible =
-          VisibleKv(span.mask, span.query_rows, span.kv.rows, row / group, row / group + 1);
+          VisibleKv(span.terms.mask, span.query_rows, span.kv.rows, row / group, row / group + 1);
       int32_t begin = item.kv_begin;
       do {
         const int32_t end =

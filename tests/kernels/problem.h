@@ -26,7 +26,7 @@ struct SpanShape {
 // One span with its memory. Q and O rows are padded. Every element that the span does not own is
 // NaN: padding of Q and O, K/V rows from kv_rows on, unused pages, and O and LSE before the run.
 // 8-bit K/V are made from 16-bit elements, and are paged whatever the shape says. Over INT8 K/V,
-// codes of Q are certain (query_codes.h).
+// codes of Q are certain (kernels/oracle/rows.h).
 class ProblemSpan {
  public:
   ProblemSpan(const Geometry& geometry, const SpanShape& shape, std::mt19937_64* random);

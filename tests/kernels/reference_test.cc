@@ -1,18 +1,15 @@
-#include "kernels/reference.h"
+#include "kernels/oracle/reference.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "kernels/half.h"
 
 namespace flashcore::kernels {
 namespace {
-
-constexpr double kNothing = -std::numeric_limits<double>::infinity();
 
 std::vector<uint16_t> Halves(const std::vector<float>& values) {
   std::vector<uint16_t> halves;
@@ -32,7 +29,7 @@ struct Small {
     span.kv.rows = static_cast<int32_t>(key.size() / 2);
     span.kv.row_stride = span.kv.head_stride = 4;
     span.kv.page_stride = kPageTokens * 4;
-    span.softmax_scale = 1;
+    span.terms.softmax_scale = 1;
   }
   AttentionBatch batch() const { return {{DType::kFloat16, 1, 1, 2}, &span, 1}; }
 
@@ -42,15 +39,15 @@ struct Small {
 
 TEST(Reference, OneKeyGivesItsValue) {
   const Small small({3, -2}, {0.5, 0.25}, {7, -9});
-  const ReferenceResult result = ReferenceAttention(small.batch());
+  const AttentionResult result = ReferenceAttention(small.batch());
   EXPECT_EQ(result.output, (std::vector<double>{7, -9}));
   EXPECT_EQ(result.lse, (std::vector<double>{1.0}));  // 3 * 0.5 - 2 * 0.25
 }
 
 TEST(Reference, TwoKeysByHand) {
   Small small({1, 0}, {2, 5, 4, 5}, {10, 0, 0, 20});
-  small.span.softmax_scale = 0.5;  // scores 1 and 2
-  const ReferenceResult result = ReferenceAttention(small.batch());
+  small.span.terms.softmax_scale = 0.5;  // scores 1 and 2
+  const AttentionResult result = ReferenceAttention(small.batch());
   const double p = 1 / (1 + std::exp(1.0));
   EXPECT_NEAR(result.output[0], 10 * p, 1e-14);
   EXPECT_NEAR(result.output[1], 20 * (1 - p), 1e-14);
@@ -59,8 +56,8 @@ TEST(Reference, TwoKeysByHand) {
 
 TEST(Reference, CausalMaskIsAlignedBottomRight) {
   Small small({0, 0, 0, 0, 0, 0}, {1, 1, 1, 1}, {2, 4, 6, 8});
-  small.span.mask = Mask::Causal();  // 3 query rows, 2 K/V rows: 0, 1 and 2 are visible
-  const ReferenceResult result = ReferenceAttention(small.batch());
+  small.span.terms.mask = Mask::Causal();  // 3 query rows, 2 K/V rows: 0, 1 and 2 are visible
+  const AttentionResult result = ReferenceAttention(small.batch());
   EXPECT_EQ(result.output, (std::vector<double>{0, 0, 2, 4, 4, 6}));
   EXPECT_EQ(result.lse[0], kNothing);
   EXPECT_EQ(result.lse[1], 0);
@@ -69,7 +66,7 @@ TEST(Reference, CausalMaskIsAlignedBottomRight) {
 
 TEST(Reference, WindowOfNoWidthIsTheDiagonal) {
   Small small({0, 0, 0, 0}, {1, 1, 1, 1}, {2, 4, 6, 8});
-  small.span.mask = Mask::SlidingWindow(0, 0);
+  small.span.terms.mask = Mask::SlidingWindow(0, 0);
   EXPECT_EQ(ReferenceAttention(small.batch()).output, (std::vector<double>{2, 4, 6, 8}));
 }
 
@@ -90,7 +87,7 @@ TEST(Reference, PagesAreFollowed) {
   const int32_t pages[] = {1, 0};
   small.span.kv.pages = pages;
   small.span.kv.rows = kPageTokens + 1;  // all of page 1 and the first row of page 0
-  const ReferenceResult result = ReferenceAttention(small.batch());
+  const AttentionResult result = ReferenceAttention(small.batch());
   EXPECT_NEAR(result.output[0], (5.0 * kPageTokens + 100) / (kPageTokens + 1), 1e-12);
 }
 
@@ -119,11 +116,11 @@ TEST(Reference, EightBitKvStandsForScaleTimesCode) {
     const AttentionBatch batch{{DType::kFloat16, 2, 2, 2, kv_dtype}, &small.span, 1};
     return ReferenceAttention(batch);
   };
-  const ReferenceResult e4m3 =
+  const AttentionResult e4m3 =
       check(KvDType::kFloat8E4M3, {0x3c, 0xc0, 0x3c, 0xc0, 0x50, 0x3c, 0x7e, 0xc0});
   EXPECT_EQ(e4m3.output, (std::vector<double>{2, 0.375, 448000, -2000}));
   EXPECT_EQ(e4m3.lse, (std::vector<double>{1, 0.25}));
-  const ReferenceResult int8 = check(KvDType::kInt8, {3, 0xfc, 3, 0xfc, 8, 1, 127, 0xfe});
+  const AttentionResult int8 = check(KvDType::kInt8, {3, 0xfc, 3, 0xfc, 8, 1, 127, 0xfe});
   EXPECT_EQ(int8.output, (std::vector<double>{2, 0.25, 127000, -2000}));
   EXPECT_EQ(int8.lse, (std::vector<double>{2, 0.5}));
 }

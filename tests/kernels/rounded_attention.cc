@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "kernels/half.h"
@@ -10,18 +9,16 @@
 namespace flashcore::kernels {
 namespace {
 
-constexpr float kNothing = -std::numeric_limits<float>::infinity();
-
 // The online softmax of one query row over a range of K/V rows.
 class RowState {
  public:
   RowState(const KernelSpec& spec, const Rounding& rounding, const DecodedKv& kv,
-           const std::vector<double>& query, float scale)
+           const std::vector<double>& query, const Terms& terms)
       : spec_(spec),
         rounding_(rounding),
         kv_(kv),
         query_(query),
-        scale_(scale),
+        terms_(terms),
         output_(kv.head_dim(), 0) {}
 
   void AddTile(KvRange rows) {
@@ -66,14 +63,14 @@ class RowState {
     if (rounding_.query_codes > 0) {  // integers are summed exactly
       double exact = 0;
       for (int32_t d = 0; d < kv_.head_dim(); ++d) exact += query_[d] * key[d];
-      return static_cast<float>(exact) * scale_;
+      return terms_.Score(static_cast<float>(exact));
     }
     for (int32_t d = 0; d < kv_.head_dim(); d += 8) {
       double step = sum;
       for (int32_t n = d; n < d + 8; ++n) step += query_[n] * key[n];
       sum = ToSum(step);
     }
-    return sum * scale_;
+    return terms_.Score(sum);
   }
 
   void AddValues(KvRange rows, const float* scores) {
@@ -109,7 +106,7 @@ class RowState {
       largest = std::max(largest, weights[j - rows.begin]);
     }
     if (largest == 0) return;
-    const double factor = 255 / largest;
+    const double factor = kLargestProbabilityCode / largest;
     for (double& weight : weights) weight = std::nearbyint(weight * factor);
     for (int32_t d = 0; d < kv_.head_dim(); ++d) {
       double sum = 0;
@@ -125,7 +122,7 @@ class RowState {
   const Rounding& rounding_;
   const DecodedKv& kv_;
   const std::vector<double>& query_;
-  const float scale_;
+  const Terms terms_;
   std::vector<float> output_;
   float max_ = kNothing;
   float sum_ = 0;
@@ -134,7 +131,7 @@ class RowState {
 
 // Merges the splits of a row, and appends it to `*result`.
 void Finish(const KernelSpec& spec, const DecodedKv& kv, const std::vector<RowState>& splits,
-            SpanResult* result) {
+            AttentionResult* result) {
   float max = kNothing;
   for (const RowState& split : splits) max = std::max(max, split.max());
   std::vector<float> output(kv.head_dim(), 0);
@@ -155,25 +152,24 @@ void Finish(const KernelSpec& spec, const DecodedKv& kv, const std::vector<RowSt
 
 }  // namespace
 
-SpanResult RoundedAttention(const KernelSpec& spec, const PlanOptions& options,
-                            const Geometry& geometry, const Span& span) {
-  const int32_t split_rows =
-      std::min(std::max(1, span.kv.rows), SplitRows(geometry, span, options, kManyWorkers));
-  const Rounding rounding = Rounding::Of(spec, options, geometry, span.query_rows);
+AttentionResult RoundedAttention(const KernelSpec& spec, const PlanOptions& options,
+                                 const Geometry& geometry, const Span& span) {
+  const Rounding rounding = RoundingOf(spec, options, geometry, span);
+  const int32_t split_rows = std::min(std::max(1, span.kv.rows), rounding.split_rows);
   std::vector<DecodedKv> kv;
   for (int32_t head = 0; head < geometry.num_kv_heads; ++head) {
     kv.emplace_back(geometry, span.kv, head, KvRange{0, span.kv.rows});
   }
-  SpanResult result;
+  AttentionResult result;
   for (int32_t i = 0; i < span.query_rows; ++i) {
-    const KvRange visible = VisibleKv(span.mask, span.query_rows, span.kv.rows, i, i + 1);
+    const KvRange visible = VisibleKv(span.terms.mask, span.query_rows, span.kv.rows, i, i + 1);
     for (int32_t h = 0; h < geometry.num_heads; ++h) {
       const DecodedKv& head = kv[h / geometry.group()];
       const std::vector<double> query = DecodedQuery(geometry, span, i, h, rounding.query_codes);
       std::vector<RowState> splits;
       for (int32_t begin = visible.begin; begin < visible.end; begin += split_rows) {
         const int32_t end = std::min(visible.end, begin + split_rows);
-        splits.emplace_back(spec, rounding, head, query, span.softmax_scale);
+        splits.emplace_back(spec, rounding, head, query, span.terms);
         int32_t j = begin;
         while (j < end) {
           const int32_t next = std::min(end, (j / kPageTokens + 1) * kPageTokens);

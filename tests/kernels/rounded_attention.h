@@ -6,15 +6,15 @@
 #include "kernels/attention.h"
 #include "kernels/kernel.h"
 #include "kernels/plan.h"
-#include "tests/kernels/error_bound.h"
+#include "tests/kernels/kernel_rounding.h"
 
 namespace flashcore::kernels {
 
 // Tiles of 64 K/V rows, online softmax, splits. Scores and P V are summed in steps of 8 and 16
 // products, each rounded to the type of the sums; CUDA kernels round P to the dtype. Products of
 // codes are summed exactly.
-SpanResult RoundedAttention(const KernelSpec& spec, const PlanOptions& options,
-                            const Geometry& geometry, const Span& span);
+AttentionResult RoundedAttention(const KernelSpec& spec, const PlanOptions& options,
+                                 const Geometry& geometry, const Span& span);
 
 }  // namespace flashcore::kernels
 

@@ -165,6 +165,15 @@ TEST_F(SequenceLaunchTest, WorkIsCheckedAgainWhenAppendsHaveLanded) {
   EXPECT_EQ(Text(id), Rows(60, 'a') + Rows(40, 'b'));
 }
 
+TEST_F(SequenceLaunchTest, ALeaseChecksTheWorkWithTheRowsThatAreThere) {
+  SequenceStore::Options options;
+  options.max_request_flop = 4.0 * kHeadDim * 100;
+  Open(options);
+  const SequenceId id = Load(Rows(100, 'a'));
+  EXPECT_EQ(store_->Lease(MakeOperation({{id, ""}}).get()), absl::OkStatus());
+  EXPECT_EQ(store_->Lease(MakeOperation({{id, "b"}}).get()).code(), StatusCode::kInvalidArgument);
+}
+
 TEST_F(SequenceLaunchTest, ARequestThatFillsTheArenaAppendsNothingAtAll) {
   Open({}, /*pages=*/6);
   const SequenceId a = Load("a");

@@ -99,13 +99,13 @@ INSTANTIATE_TEST_SUITE_P(
                 "key: 127 bytes came, but 1 rows of 1 heads of 64 elements need 128"},
         BadCase{"ValueOneByteLong", [](AttendRequest& r) { ++r.value_bytes; }, kInvalid,
                 "value: 129 bytes came"},
-        BadCase{"NanScale", [](AttendRequest& r) { r.softmax_scale = std::nanf(""); }, kInvalid,
-                "softmax_scale: nan is not finite"},
-        BadCase{"InfiniteScale", [](AttendRequest& r) { r.softmax_scale = -INFINITY; }, kInvalid,
-                "softmax_scale: -inf is not finite"},
-        BadCase{"NegativeLeft", [](AttendRequest& r) { r.mask.left = -1; }, kInvalid,
+        BadCase{"NanScale", [](AttendRequest& r) { r.terms.softmax_scale = std::nanf(""); },
+                kInvalid, "softmax_scale: nan is not finite"},
+        BadCase{"InfiniteScale", [](AttendRequest& r) { r.terms.softmax_scale = -INFINITY; },
+                kInvalid, "softmax_scale: -inf is not finite"},
+        BadCase{"NegativeLeft", [](AttendRequest& r) { r.terms.mask.left = -1; }, kInvalid,
                 "mask.window_left: -1 is negative"},
-        BadCase{"NegativeRight", [](AttendRequest& r) { r.mask.right = -7; }, kInvalid,
+        BadCase{"NegativeRight", [](AttendRequest& r) { r.terms.mask.right = -7; }, kInvalid,
                 "mask.window_right: -7 is negative"},
         BadCase{"LayerOfInline", [](AttendRequest& r) { r.layer = 3; }, kInvalid,
                 "layer: 3; must be 0"},
@@ -206,9 +206,11 @@ TEST_F(ValidateRangesTest, OfLseNeedsReturnLse) {
 TEST(ValidateAttendTest, BoundsTheWorkOfAllSpansTogether) {
   // 4 * 1000 * 1000 * 2 * 64 = 5.12e8 for one span of these.
   AttendRequest request = testing::MakeRequest(1000, 1000);
-  EXPECT_EQ(ValidateWork(request, {}, kLimits.max_flop), absl::OkStatus());
+  EXPECT_EQ(ValidateAttend(request, kLimits), absl::OkStatus());
   request.spans.push_back(request.spans[0]);
-  const absl::Status status = ValidateWork(request, {}, kLimits.max_flop);
+  for (size_t* bytes : {&request.query_bytes, &request.key_bytes, &request.value_bytes})
+    *bytes *= 2;
+  const absl::Status status = ValidateAttend(request, kLimits);
   EXPECT_EQ(status.code(), kInvalid);
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("need 1.024e+09 floating-point operations; at most 1e+09"));

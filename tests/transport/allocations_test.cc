@@ -3,10 +3,11 @@
 #include <functional>
 #include <string>
 
-#include "flashcore/v1/debug.pb.h"
+#include "absl/strings/str_cat.h"
 #include "grpcpp/create_channel.h"
 #include "gtest/gtest.h"
-#include "proto/wire/grpc_compat.h"
+#include "proto/grpc/grpc_compat.h"
+#include "tests/bench/echo_servers.h"
 #include "tests/transport/byte_path_fixture.h"
 #include "tests/transport/counted_memory.h"
 
@@ -48,16 +49,18 @@ class AllocationsTest : public testing::BytePathTest {
     });
   }
 
-  // Server, client and gRPC between them.
-  PerRequest MeasureRpc(const char* name, const char* method, const std::string& request) {
+  // Server, client and gRPC between them, of an Attend to the server at `address`.
+  PerRequest MeasureRpc(const std::string& name, const std::string& address,
+                        const std::string& request) {
     const grpc::Slice slice(request);
     const grpc::ByteBuffer message(&slice, 1);
-    const auto channel =
-        grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials());
-    return Measure(name, [&] {
+    const auto channel = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
+    return Measure(name.c_str(), [&] {
       grpc::ClientContext context;
       grpc::ByteBuffer reply;
-      EXPECT_TRUE(grpc_compat::CallUnary(channel.get(), method, &context, message, &reply).ok());
+      EXPECT_TRUE(
+          grpc_compat::CallUnary(channel.get(), bench::kEchoMethod, &context, message, &reply)
+              .ok());
     });
   }
 
@@ -116,16 +119,16 @@ TEST_F(AllocationsTest, OursDoNotGrowWithTheSpans) {
 
 TEST_F(AllocationsTest, OfAWholeRpcBesideAnEchoOfTheSameSizes) {
   constexpr double kMost = 40;  // more than the echo
+  const auto echo = bench::StartCallbackServer({});
+  ASSERT_NE(echo, nullptr);
   v1::AttendRequest decode = Decode();
   for (const auto& [name, request] : {std::pair{"512 rows", Inline(512)}, {"decode", decode}}) {
     const std::string bytes = request.SerializeAsString();
-    v1::EchoRequest echo;
-    echo.set_payload(std::string(bytes.size(), 'e'));
-    echo.set_reply_bytes(request.query().size());
-    const PerRequest base = MeasureRpc((std::string("echo of ") + name).c_str(),
-                                       "/flashcore.v1.DebugService/Echo", echo.SerializeAsString());
-    const PerRequest attend = MeasureRpc((std::string("Attend, ") + name).c_str(),
-                                         "/flashcore.v1.AttentionService/Attend", bytes);
+    const PerRequest base =
+        MeasureRpc(absl::StrCat("echo of ", name), absl::StrCat("127.0.0.1:", echo->port),
+                   bench::EchoRequest(bytes.size(), request.query().size()));
+    const PerRequest attend =
+        MeasureRpc(absl::StrCat("Attend, ", name), server_->addresses()[0], bytes);
     EXPECT_LE(attend.count, base.count + kMost);
   }
 }

@@ -79,7 +79,6 @@ class BytePathTest : public ::testing::Test {
   void SetUp() override {
     Server::Options options = ServerOptions();
     options.max_message_bytes = 8 << 20;
-    options.enable_echo = true;
     options.self_check.interval = std::chrono::hours(1);  // it allocates and copies
     metrics_ = std::make_unique<Metrics>(FakeMetricsOptions(Server::Methods(options)));
     std::vector<std::unique_ptr<Device>> devices;

@@ -10,16 +10,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "flashcore/v1/attention.grpc.pb.h"
 #include "gmock/gmock.h"
-#include "grpcpp/create_channel.h"
-#include "grpcpp/security/credentials.h"
-#include "grpcpp/support/channel_arguments.h"
 #include "gtest/gtest.h"
 #include "tests/base/fake_clock.h"
 #include "tests/base/has_info.h"
-#include "tests/engine/fakes.h"
-#include "tests/transport/rpc_setup.h"
+#include "tests/transport/gated_server.h"
 
 namespace flashcore::server {
 namespace {
@@ -100,7 +95,8 @@ TEST(ClientConnectionsTest, CountsTheCallsOfAConnection) {
 }
 
 // Through gRPC, which names the peers.
-class ClientConnectionsRpcTest : public ::testing::TestWithParam<const char*> {
+class ClientConnectionsRpcTest : public testing::GatedServerTest,
+                                 public ::testing::WithParamInterface<const char*> {
  protected:
   void Start(int max_per_host = 256) {
     Server::Options options = testing::ServerOptions();
@@ -110,22 +106,10 @@ class ClientConnectionsRpcTest : public ::testing::TestWithParam<const char*> {
     }
     options.connections.max_per_client = 2;
     options.connections.max_per_host = max_per_host;
-    metrics_ = std::make_unique<Metrics>(testing::FakeMetricsOptions(Server::Methods(options)));
-    std::vector<std::unique_ptr<Device>> devices;
-    devices.push_back(std::make_unique<testing::FakeDevice>(&device_));
-    fleet_ =
-        std::make_unique<Fleet>(Engine::Options(), std::move(devices), &clock_, metrics_.get());
-    auto server = Server::Start(options, fleet_.get(), metrics_.get());
-    ASSERT_EQ(server.status(), absl::OkStatus());
-    server_ = *std::move(server);
+    clock_ = &fake_clock_;
+    StartFake({}, options);
   }
 
-  std::shared_ptr<grpc::Channel> Connect() {
-    grpc::ChannelArguments arguments;
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
-    return grpc::CreateCustomChannel(server_->addresses()[0], grpc::InsecureChannelCredentials(),
-                                     arguments);
-  }
   // With `patience`, tries to connect for so long.
   static grpc::Status Call(const std::shared_ptr<grpc::Channel>& channel,
                            std::chrono::seconds patience = std::chrono::seconds(0)) {
@@ -137,34 +121,15 @@ class ClientConnectionsRpcTest : public ::testing::TestWithParam<const char*> {
     v1::GetServerInfoResponse info;
     return v1::AttentionService::NewStub(channel)->GetServerInfo(&context, {}, &info);
   }
-  // The sum of a counter's series with this value of some label.
-  double Count(const std::string& counter, const std::string& value) const {
-    double sum = 0;
-    for (const auto& family : metrics_->Collect()) {
-      if (family.name != counter) continue;
-      for (const auto& metric : family.metric) {
-        for (const auto& label : metric.label) {
-          if (label.value == value) sum += metric.counter.value;
-        }
-      }
-    }
-    return sum;
-  }
   double refused(const std::string& reason) const {
-    return Count("flashcore_connections_refused_total", reason);
+    return testing::CounterOf(*metrics_, "flashcore_connections_refused_total", reason);
   }
-
-  testing::FakeDeviceControl device_;
-  testing::FakeClock clock_;
-  std::unique_ptr<Metrics> metrics_;
-  std::unique_ptr<Fleet> fleet_;
-  std::unique_ptr<Server> server_;
 };
 
 TEST_P(ClientConnectionsRpcTest, RefusesCallsOnOneConnectionTooMany) {
   Start();
-  std::shared_ptr<grpc::Channel> first = Connect();
-  const std::shared_ptr<grpc::Channel> second = Connect(), third = Connect();
+  std::shared_ptr<grpc::Channel> first = Channel();
+  const std::shared_ptr<grpc::Channel> second = Channel(), third = Channel();
   for (const auto& channel : {first, second, first}) EXPECT_TRUE(Call(channel).ok());
   const grpc::Status status = Call(third);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
@@ -178,19 +143,19 @@ TEST_P(ClientConnectionsRpcTest, RefusesCallsOnOneConnectionTooMany) {
 // A connection makes room: its client opens it again with the next call, which succeeds.
 TEST_P(ClientConnectionsRpcTest, AClientDoesNotSeeThatItsIdleConnectionMadeRoom) {
   Start(/*max_per_host=*/1);
-  const std::shared_ptr<grpc::Channel> first = Connect(), second = Connect();
+  const std::shared_ptr<grpc::Channel> first = Channel(), second = Channel();
   const std::shared_ptr<grpc::Channel> turns[] = {first, second, first};
   double calls = 0;
   for (const auto& channel : turns) {
     // The connection of the last turn is idle, unless the server is late to see the end of its
     // call.
     ASSERT_TRUE(testing::WaitUntil([&] {
-      clock_.Advance(Door::kIdleAfter);
+      fake_clock_.Advance(Door::kIdleAfter);
       return Call(channel, std::chrono::seconds(5)).ok();
     }));
     ++calls;
-    ASSERT_TRUE(
-        testing::WaitUntil([&] { return Count("grpc_server_handled_total", "OK") == calls; }));
+    ASSERT_TRUE(testing::WaitUntil(
+        [&] { return testing::CounterOf(*metrics_, "grpc_server_handled_total", "OK") == calls; }));
     const auto& other = channel == first ? second : first;
     ASSERT_TRUE(testing::WaitUntil([&] { return other->GetState(false) == GRPC_CHANNEL_IDLE; }));
   }

@@ -10,13 +10,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "flashcore/v1/attention.grpc.pb.h"
-#include "flashcore/v1/debug.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "google/protobuf/message.h"
 #include "google/protobuf/unknown_field_set.h"
 #include "grpcpp/create_channel.h"
 #include "gtest/gtest.h"
-#include "proto/wire/grpc_compat.h"
+#include "proto/grpc/grpc_compat.h"
 #include "tests/transport/gated_server.h"
 
 namespace flashcore::server {
@@ -153,18 +152,6 @@ TEST_F(ContractErrorsTest, OtherCallsWithUnknownFieldsDoNothing) {
   writer->WritesDone();
   ExpectUnknown(writer->Finish(), "field 55 of flashcore.v1.LoadSequenceRequest");
   EXPECT_EQ(Length(id), 0u);
-}
-
-TEST_F(ContractErrorsTest, AnEchoWithUnknownFieldsIsRefused) {
-  Server::Options options = testing::ServerOptions();
-  options.enable_echo = true;
-  StartFake({}, options);
-  const auto echo = v1::DebugService::NewStub(
-      grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials()));
-  v1::EchoRequest request;
-  UnknownOf(&request)->AddVarint(9, 1);
-  v1::EchoResponse response;
-  ExpectUnknown(echo->Echo(&context_, request, &response), "field 9 of flashcore.v1.EchoRequest");
 }
 
 TEST_F(ContractErrorsTest, ACallThatIsNoProtobufIsAnInvalidArgument) {

@@ -89,59 +89,41 @@ TEST_F(CopiesTest, OfAWholeRpc) {
   request.value = {data + 2 * kOutputBytes, kOutputBytes};
   request.output = absl::MakeSpan(output);
   request.lse = absl::MakeSpan(lse);
-  ASSERT_EQ((*client)->Attend(request, nullptr), absl::OkStatus());  // connects
-  ASSERT_TRUE(AllStagingReturns());
-
-  const CopyWatch staging(block_.data(), StagingBlock::kBytes);
-  const CopyWatch callers_inputs(inputs.data(), inputs.size());
-  const CopyWatch callers_output(output.data(), output.size());
-  const size_t copied_before = CopiedBytes();
-  ASSERT_EQ((*client)->Attend(request, nullptr), absl::OkStatus());
-  EXPECT_TRUE(AllStagingReturns());
-  const size_t copied = CopiedBytes() - copied_before;
-
-  EXPECT_EQ(staging.copied_in(), kInputBytes);
-  EXPECT_EQ(staging.copied_out(), 0u);
-  EXPECT_EQ(callers_inputs.copied_out(), 0u);  // sent from where it lies
-  EXPECT_EQ(callers_output.copied_in(), kOutputBytes);
-  const size_t tensors = kInputBytes + kOutputBytes + kLseBytes;
-  EXPECT_GE(copied, tensors);
-  EXPECT_LT(copied, tensors + tensors / 50);  // gRPC copies only small slices
-  EXPECT_EQ(output, std::vector<std::byte>(kOutputBytes, std::byte{BlockDevice::kOutputByte}));
-}
-
-// The yardstick of flashcore bench --echo copies as often as Attend and AttendStream do.
-TEST_F(CopiesTest, OfAnEchoAreThoseOfAnAttend) {
-  auto client = Client::Create(server_->addresses()[0]);
-  ASSERT_TRUE(client.ok());
-  const std::string inputs(kInputBytes, 'i');
-  const absl::Span<const std::byte> payload(reinterpret_cast<const std::byte*>(inputs.data()),
-                                            inputs.size());
-  std::vector<std::byte> reply(kOutputBytes);
-  ASSERT_EQ((*client)->Echo(payload, absl::MakeSpan(reply)), absl::OkStatus());  // connects
-  auto stream = (*client)->OpenEchoStream();
-  const auto on_stream = [&](const std::string& id) {
+  request.request_id = "r";
+  const auto stream = (*client)->OpenStream();
+  const auto attend = [&](bool streamed) {
+    if (!streamed) return (*client)->Attend(request, nullptr);
     std::promise<absl::Status> done;
-    const absl::Status sent = stream->Send(
-        id, payload, absl::MakeSpan(reply),
-        [&](const absl::Status& status, const AttendResult&) { done.set_value(status); });
+    const absl::Status sent =
+        stream->Send(request, [&](const absl::Status& status, const flashcore::AttendResult&) {
+          done.set_value(status);
+        });
     return sent.ok() ? done.get_future().get() : sent;
   };
-  ASSERT_EQ(on_stream("first"), absl::OkStatus());
 
   for (const bool streamed : {false, true}) {
+    ASSERT_EQ(attend(streamed), absl::OkStatus());  // connects
+    ASSERT_TRUE(AllStagingReturns());
+    output.assign(kOutputBytes, std::byte{0});
+
+    const CopyWatch staging(block_.data(), StagingBlock::kBytes);
     const CopyWatch callers_inputs(inputs.data(), inputs.size());
-    const CopyWatch callers_reply(reply.data(), reply.size());
+    const CopyWatch callers_output(output.data(), output.size());
     const size_t copied_before = CopiedBytes();
-    ASSERT_EQ(streamed ? on_stream("second") : (*client)->Echo(payload, absl::MakeSpan(reply)),
-              absl::OkStatus());
+    ASSERT_EQ(attend(streamed), absl::OkStatus());
+    EXPECT_TRUE(AllStagingReturns());
     const size_t copied = CopiedBytes() - copied_before;
-    const size_t queued = streamed ? kInputBytes : 0;  // a stream queues a copy of its request
+
+    EXPECT_EQ(staging.copied_in(), kInputBytes);
+    EXPECT_EQ(staging.copied_out(), 0u);
+    // A unary call sends them from where they lie; a stream queues a copy of its request.
+    const size_t queued = streamed ? kInputBytes : 0;
     EXPECT_EQ(callers_inputs.copied_out(), queued);
-    EXPECT_EQ(callers_reply.copied_in(), kOutputBytes);
-    const size_t tensors = queued + kInputBytes + kOutputBytes;
+    EXPECT_EQ(callers_output.copied_in(), kOutputBytes);
+    const size_t tensors = queued + kInputBytes + kOutputBytes + kLseBytes;
     EXPECT_GE(copied, tensors) << streamed;
     EXPECT_LT(copied, tensors + tensors / 50) << streamed;  // gRPC copies only small slices
+    EXPECT_EQ(output, std::vector<std::byte>(kOutputBytes, std::byte{BlockDevice::kOutputByte}));
   }
   EXPECT_EQ(stream->Finish(), absl::OkStatus());
 }

@@ -3,6 +3,7 @@
 #define FLASHCORE_TESTS_TRANSPORT_GATED_SERVER_H_
 
 #include <algorithm>
+#include <chrono>
 #include <future>
 #include <memory>
 #include <string>
@@ -45,10 +46,14 @@ class GatedServerTest : public ::testing::Test {
   }
 
   // A connection of its own.
-  std::unique_ptr<v1::AttentionService::Stub> Connect(grpc::ChannelArguments arguments = {}) const {
+  std::shared_ptr<grpc::Channel> Channel(grpc::ChannelArguments arguments = {}) const {
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    return v1::AttentionService::NewStub(grpc::CreateCustomChannel(
-        server_->addresses()[0], grpc::InsecureChannelCredentials(), arguments));
+    return grpc::CreateCustomChannel(server_->addresses()[0], grpc::InsecureChannelCredentials(),
+                                     arguments);
+  }
+  std::unique_ptr<v1::AttentionService::Stub> Connect(
+      const grpc::ChannelArguments& arguments = {}) const {
+    return v1::AttentionService::NewStub(Channel(arguments));
   }
 
   // An Attend on its way. `client` is the name that the request carries; empty: none.
@@ -59,8 +64,10 @@ class GatedServerTest : public ::testing::Test {
     v1::AttendResponse response;
     std::future<grpc::Status> status;
   };
-  std::unique_ptr<Call> Send(v1::AttendRequest request, const std::string& client = "") {
+  std::unique_ptr<Call> Send(v1::AttendRequest request, const std::string& client = "",
+                             std::chrono::milliseconds timeout = 10 * kLong) {
     auto call = std::make_unique<Call>();
+    call->context.set_deadline(std::chrono::system_clock::now() + timeout);
     if (!client.empty()) call->context.AddMetadata("flashcore-client", client);
     call->status = std::async(std::launch::async,
                               [stub = stub_.get(), request = std::move(request), to = call.get()] {

@@ -51,6 +51,21 @@ inline const Identity kLoopback = [] {
   return Identity{user.has_value() ? "uid:" + std::to_string(*user) : "host:127.0.0.1", {}};
 }();
 
+// The sum of a counter's series with this value of some label.
+inline double CounterOf(const Metrics& metrics, const std::string& counter,
+                        const std::string& value) {
+  double sum = 0;
+  for (const auto& family : metrics.Collect()) {
+    if (family.name != counter) continue;
+    for (const auto& metric : family.metric) {
+      for (const auto& label : metric.label) {
+        if (label.value == value) sum += metric.counter.value;
+      }
+    }
+  }
+  return sum;
+}
+
 inline Server::Options ServerOptions() {
   Server::Options options;
   options.listen = {"127.0.0.1:0"};

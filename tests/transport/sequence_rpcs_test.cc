@@ -3,7 +3,6 @@
 // what needs no gate.
 #include <algorithm>
 #include <chrono>
-#include <future>
 #include <memory>
 #include <set>
 #include <string>
@@ -12,24 +11,18 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
-#include "flashcore/v1/attention.grpc.pb.h"
 #include "gmock/gmock.h"
-#include "grpcpp/create_channel.h"
 #include "gtest/gtest.h"
 #include "proto/wire/frames.h"
 #include "server/transport/rpc/attention_methods.h"
-#include "server/transport/server.h"
 #include "tests/device/device_setting.h"
-#include "tests/engine/fakes.h"
-#include "tests/transport/rpc_setup.h"
+#include "tests/transport/gated_server.h"
 
 namespace flashcore::server {
 namespace {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
-using testing::FakeDevice;
-using testing::FakeDeviceControl;
 using ::testing::HasSubstr;
 using testing::InfoOf;
 using ::testing::IsEmpty;
@@ -39,50 +32,16 @@ using ::testing::Pair;
 using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
 
-constexpr size_t kKvBytes = 8 << 20;
-
-class SequenceRpcsTest : public ::testing::Test {
+class SequenceRpcsTest : public testing::GatedServerTest {
  protected:
   void SetUp() override {
-    FakeDevice::Options options;
-    options.kv_memory_bytes = kKvBytes;
-    Start(std::make_unique<FakeDevice>(&device_, options));
-  }
-  ~SequenceRpcsTest() override {
-    device_.SetOpen(true);
-    server_.reset();
-  }
-
-  void Start(std::unique_ptr<Device> device) {
-    const Server::Options options = testing::ServerOptions();
-    metrics_ = std::make_unique<Metrics>(testing::FakeMetricsOptions(Server::Methods(options)));
-    std::vector<std::unique_ptr<Device>> devices;
-    devices.push_back(std::move(device));
-    fleet_ =
-        std::make_unique<Fleet>(Engine::Options(), std::move(devices), &clock_, metrics_.get());
-    engine_ = fleet_->engines()[0].get();
-    server_ = Server::Start(options, fleet_.get(), metrics_.get()).value();
-    stub_ = v1::AttentionService::NewStub(
-        grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials()));
+    StartFake();
     sequence_ = Create();
   }
 
-  std::string Create() {
-    v1::CreateSequenceResponse response;
-    grpc::ClientContext context;
-    EXPECT_TRUE(stub_->CreateSequence(&context, testing::CreateRequest(), &response).ok());
-    return response.sequence_id();
-  }
-
   // Appends one row to the sequence, and one query row attends.
-  grpc::Status Step(grpc::ClientContext* context) {
-    v1::AttendResponse response;
-    return stub_->Attend(context, testing::StepRequest({sequence_}), &response);
-  }
-  grpc::Status Step() {
-    grpc::ClientContext context;
-    return Step(&context);
-  }
+  grpc::Status Step() { return Attend(testing::StepRequest({sequence_})); }
+  std::unique_ptr<Call> SendStep() { return Send(testing::StepRequest({sequence_})); }
 
   v1::ManageSequencesResponse Manage(const v1::ManageSequencesRequest& request) {
     v1::ManageSequencesResponse response;
@@ -108,16 +67,9 @@ class SequenceRpcsTest : public ::testing::Test {
     return request;
   }
 
-  uint64_t Length() const {
-    return engine_->sequences()
-        .Get(*SequenceId::FromBytes(sequence_), testing::kLoopback)
-        ->layer_lengths[0];
-  }
-  void WaitForLength(uint64_t rows) const {
-    EXPECT_TRUE(testing::WaitUntil([&] { return Length() == rows; }));
-  }
-  void WaitForQueued(int requests) const {
-    EXPECT_TRUE(testing::WaitUntil([&] { return engine_->queued() == requests; }));
+  uint64_t Length() const { return GatedServerTest::Length(sequence_); }
+  [[nodiscard]] bool WaitForLength(uint64_t rows) const {
+    return testing::WaitUntil([&] { return Length() == rows; });
   }
   // After this the server has received what was sent on the connection before.
   void RoundTrips() const {
@@ -128,20 +80,23 @@ class SequenceRpcsTest : public ::testing::Test {
     }
   }
 
-  FakeDeviceControl device_;
-  SteadyClock clock_;
-  std::unique_ptr<Metrics> metrics_;
-  std::unique_ptr<Fleet> fleet_;
-  Engine* engine_ = nullptr;  // of its only device
-  std::unique_ptr<Server> server_;
-  std::unique_ptr<v1::AttentionService::Stub> stub_;
+  // A LoadSequence into the sequence.
+  struct Load {
+    explicit Load(v1::AttentionService::Stub* stub)
+        : writer(stub->LoadSequence(&context, &response)) {}
+
+    grpc::ClientContext context;
+    v1::LoadSequenceResponse response;
+    const std::unique_ptr<grpc::ClientWriter<v1::LoadSequenceRequest>> writer;
+  };
+
   std::string sequence_;
 };
 
 TEST_F(SequenceRpcsTest, AStreamStepsInOrderAndIsReadNoFurtherThanItMay) {
   constexpr int kSteps = 12;
   constexpr int kMaxInflight = 4;  // of testing::ServerOptions
-  device_.SetOpen(false);
+  gate_.SetOpen(false);
   grpc::ClientContext context;
   auto stream = stub_->AttendStream(&context);
   for (int i = 0; i < kSteps; ++i) {
@@ -156,7 +111,7 @@ TEST_F(SequenceRpcsTest, AStreamStepsInOrderAndIsReadNoFurtherThanItMay) {
   RoundTrips();  // time to read what it must not
   EXPECT_TRUE(
       testing::WaitUntil([&] { return metrics_->inflight_requests.Value() == kMaxInflight; }));
-  device_.SetOpen(true);
+  gate_.SetOpen(true);
   v1::AttendResponse response;
   for (int i = 0; i < kSteps; ++i) {
     ASSERT_TRUE(stream->Read(&response));
@@ -169,11 +124,11 @@ TEST_F(SequenceRpcsTest, AStreamStepsInOrderAndIsReadNoFurtherThanItMay) {
 }
 
 TEST_F(SequenceRpcsTest, AFailedLaunchAppendsNothing) {
-  device_.SetResult(absl::InternalError("the device failed"));
+  fake_.SetResult(absl::InternalError("the device failed"));
   EXPECT_EQ(Step().error_code(), grpc::INTERNAL);
   EXPECT_EQ(Length(), 0u);
   EXPECT_EQ(engine_->sequences().stats().pages, 0u);
-  device_.SetResult(absl::OkStatus());
+  fake_.SetResult(absl::OkStatus());
   EXPECT_TRUE(Step().ok());
   EXPECT_EQ(Length(), 1u);
 }
@@ -184,48 +139,46 @@ TEST_F(SequenceRpcsTest, ARequestCancelledInTheQueueAppendsNothing) {
   for (std::chrono::milliseconds closed(10);; closed *= 2) {
     ASSERT_LT(closed, testing::kLong / 4);
     const uint64_t before = Length();
-    const int launches = static_cast<int>(device_.BatchSizes().size());
-    device_.SetOpen(false);
-    auto running = std::async(std::launch::async, [&] { return Step(); });
-    device_.WaitUntilEntered(launches + 1);
-    grpc::ClientContext context;
-    auto cancelled = std::async(std::launch::async, [&] { return Step(&context); });
-    WaitForQueued(1);
-    context.TryCancel();
-    EXPECT_EQ(cancelled.get().error_code(), grpc::CANCELLED);
+    const size_t launches = gate_.arrived();
+    gate_.SetOpen(false);
+    const auto running = SendStep();
+    ASSERT_TRUE(WaitForArrived(launches + 1));
+    const auto cancelled = SendStep();
+    ASSERT_TRUE(WaitForQueued(1));
+    cancelled->context.TryCancel();
+    EXPECT_EQ(cancelled->status.get().error_code(), grpc::CANCELLED);
     std::this_thread::sleep_for(closed);
-    device_.SetOpen(true);
-    EXPECT_TRUE(running.get().ok());
+    gate_.SetOpen(true);
+    EXPECT_TRUE(running->status.get().ok());
     EXPECT_TRUE(Step().ok());  // behind the cancelled one
     if (Length() == before + 2) break;
   }
 }
 
 TEST_F(SequenceRpcsTest, ARequestCancelledWhileItRunsStillAppends) {
-  device_.SetOpen(false);
-  grpc::ClientContext context;
-  auto cancelled = std::async(std::launch::async, [&] { return Step(&context); });
-  device_.WaitUntilEntered(1);
-  context.TryCancel();
-  EXPECT_EQ(cancelled.get().error_code(), grpc::CANCELLED);
-  device_.SetOpen(true);
-  WaitForLength(1);
+  gate_.SetOpen(false);
+  const auto cancelled = SendStep();
+  ASSERT_TRUE(WaitForArrived(1));
+  cancelled->context.TryCancel();
+  EXPECT_EQ(cancelled->status.get().error_code(), grpc::CANCELLED);
+  gate_.SetOpen(true);
+  EXPECT_TRUE(WaitForLength(1));
 }
 
 TEST_F(SequenceRpcsTest, DeletingASequenceEndsWhatIsQueuedButNotWhatRuns) {
-  device_.SetOpen(false);
-  auto running = std::async(std::launch::async, [&] { return Step(); });
-  device_.WaitUntilEntered(1);
-  auto queued = std::async(std::launch::async, [&] { return Step(); });
-  WaitForQueued(1);
+  gate_.SetOpen(false);
+  const auto running = SendStep();
+  ASSERT_TRUE(WaitForArrived(1));
+  const auto queued = SendStep();
+  ASSERT_TRUE(WaitForQueued(1));
   v1::DeleteSequenceRequest request;
   request.set_sequence_id(sequence_);
   v1::DeleteSequenceResponse response;
   grpc::ClientContext context;
   EXPECT_TRUE(stub_->DeleteSequence(&context, request, &response).ok());
-  device_.SetOpen(true);
-  EXPECT_TRUE(running.get().ok());
-  const grpc::Status status = queued.get();
+  gate_.SetOpen(true);
+  EXPECT_TRUE(running->status.get().ok());
+  const grpc::Status status = queued->status.get();
   EXPECT_EQ(status.error_code(), grpc::NOT_FOUND);
   EXPECT_THAT(status.error_message(), HasSubstr("deleted while the request was queued"));
   EXPECT_EQ(InfoOf(status).reason(), "SEQUENCE_LOST");
@@ -263,18 +216,16 @@ TEST_F(SequenceRpcsTest, AppendsAndTruncatesTellTheLength) {
   ASSERT_TRUE(Step().ok());
   v1::LoadSequenceRequest chunk = Chunk(1, true);
   chunk.set_expected_length(7);
-  v1::LoadSequenceResponse loaded;
-  grpc::ClientContext load_context;
-  const auto load = stub_->LoadSequence(&load_context, &loaded);
-  load->Write(chunk);
-  load->WritesDone();
+  const Load load(stub_.get());
+  load.writer->Write(chunk);
+  load.writer->WritesDone();
   v1::TruncateSequenceRequest truncate;
   truncate.set_sequence_id(sequence_);
   truncate.set_expected_length(7);
   v1::TruncateSequenceResponse truncated;
   grpc::ClientContext context;
   for (const grpc::Status& status :
-       {load->Finish(), stub_->TruncateSequence(&context, truncate, &truncated)}) {
+       {load.writer->Finish(), stub_->TruncateSequence(&context, truncate, &truncated)}) {
     EXPECT_EQ(status.error_code(), grpc::FAILED_PRECONDITION);
     const v1::ErrorInfo info = InfoOf(status);
     EXPECT_EQ(info.reason(), "LENGTH_MISMATCH");
@@ -285,20 +236,18 @@ TEST_F(SequenceRpcsTest, AppendsAndTruncatesTellTheLength) {
 }
 
 TEST_F(SequenceRpcsTest, ALoadReceivesOneChunkAhead) {
-  device_.SetOpen(false);
-  grpc::ClientContext context;
-  v1::LoadSequenceResponse response;
-  auto writer = stub_->LoadSequence(&context, &response);
-  for (int i = 0; i < 8; ++i) ASSERT_TRUE(writer->Write(Chunk(1, i == 0)));
-  device_.WaitUntilEntered(1);
+  gate_.SetOpen(false);
+  Load load(stub_.get());
+  for (int i = 0; i < 8; ++i) ASSERT_TRUE(load.writer->Write(Chunk(1, i == 0)));
+  ASSERT_TRUE(WaitForArrived(1));
   RoundTrips();
   // The one that runs and the one that waits for it; each takes the smallest buffer.
   EXPECT_LE(engine_->staging().used_bytes(), 2 * StagingPool::SizeClass(1));
-  device_.SetOpen(true);
-  writer->WritesDone();
-  EXPECT_TRUE(writer->Finish().ok());
-  EXPECT_THAT(response.sequence().layer_lengths(), ElementsAre(8));
-  EXPECT_TRUE(testing::WaitUntil([&] { return engine_->staging().used_bytes() == 0; }));
+  gate_.SetOpen(true);
+  load.writer->WritesDone();
+  EXPECT_TRUE(load.writer->Finish().ok());
+  EXPECT_THAT(load.response.sequence().layer_lengths(), ElementsAre(8));
+  EXPECT_TRUE(AllStagingReturns());
 }
 
 TEST_F(SequenceRpcsTest, AStepOfBeamSearchIsOneCall) {
@@ -410,7 +359,8 @@ class SequenceRpcsOnDeviceTest : public SequenceRpcsTest,
  protected:
   void SetUp() override {
     if (const std::string why = GetParam().why_none(); !why.empty()) GTEST_SKIP() << why;
-    Start(GetParam().make(kKvBytes, 0, &clock_));
+    Start(GetParam().make(size_t{8} << 20, 0, clock_));
+    sequence_ = Create();
   }
 };
 
@@ -419,41 +369,35 @@ INSTANTIATE_TEST_SUITE_P(Devices, SequenceRpcsOnDeviceTest,
                          [](const auto& param) { return param.param.name; });
 
 TEST_P(SequenceRpcsOnDeviceTest, AChunkThatFailsEndsTheLoadBeforeTheNextIsAppended) {
-  grpc::ClientContext context;
-  v1::LoadSequenceResponse response;
-  auto writer = stub_->LoadSequence(&context, &response);
+  Load load(stub_.get());
   v1::LoadSequenceRequest wrong = Chunk(5, false);
   wrong.set_expected_length(9);
-  writer->Write(Chunk(5, true));
-  writer->Write(wrong);
-  writer->Write(Chunk(5, false));
-  writer->WritesDone();
-  const grpc::Status status = writer->Finish();
+  load.writer->Write(Chunk(5, true));
+  load.writer->Write(wrong);
+  load.writer->Write(Chunk(5, false));
+  load.writer->WritesDone();
+  const grpc::Status status = load.writer->Finish();
   EXPECT_EQ(status.error_code(), grpc::FAILED_PRECONDITION);
   EXPECT_THAT(status.error_message(), HasSubstr("the sequence has 5 rows in layer 0"));
   EXPECT_EQ(Length(), 5u);
 }
 
 TEST_P(SequenceRpcsOnDeviceTest, ACancelledLoadLeavesWholeChunks) {
-  grpc::ClientContext context;
-  v1::LoadSequenceResponse response;
-  auto writer = stub_->LoadSequence(&context, &response);
-  ASSERT_TRUE(writer->Write(Chunk(70, true)));
-  WaitForLength(70);
-  context.TryCancel();
-  EXPECT_EQ(writer->Finish().error_code(), grpc::CANCELLED);
+  Load load(stub_.get());
+  ASSERT_TRUE(load.writer->Write(Chunk(70, true)));
+  EXPECT_TRUE(WaitForLength(70));
+  load.context.TryCancel();
+  EXPECT_EQ(load.writer->Finish().error_code(), grpc::CANCELLED);
   EXPECT_TRUE(Step().ok());
   EXPECT_EQ(Length(), 71u);
 }
 
 TEST_P(SequenceRpcsOnDeviceTest, ADrainEndsAnOpenLoad) {
-  grpc::ClientContext context;
-  v1::LoadSequenceResponse response;
-  auto writer = stub_->LoadSequence(&context, &response);
-  ASSERT_TRUE(writer->Write(Chunk(3, true)));
-  WaitForLength(3);
+  Load load(stub_.get());
+  ASSERT_TRUE(load.writer->Write(Chunk(3, true)));
+  EXPECT_TRUE(WaitForLength(3));
   EXPECT_TRUE(server_->Drain(absl::FromChrono(testing::kLong)));
-  EXPECT_EQ(writer->Finish().error_code(), grpc::UNAVAILABLE);
+  EXPECT_EQ(load.writer->Finish().error_code(), grpc::UNAVAILABLE);
   EXPECT_EQ(Length(), 3u);
 }
 

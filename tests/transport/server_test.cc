@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "flashcore/v1/attention.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -23,43 +22,15 @@
 #include "kernels/half.h"
 #include "server/base/socket.h"
 #include "tests/device/device_setting.h"
-#include "tests/engine/fakes.h"
-#include "tests/transport/rpc_setup.h"
+#include "tests/transport/gated_server.h"
 
 namespace flashcore::server {
 namespace {
 
-using testing::FakeDevice;
-using testing::FakeDeviceControl;
 using ::testing::HasSubstr;
 
-class ServerTest : public ::testing::Test {
+class ServerTest : public testing::GatedServerTest {
  protected:
-  void Start(std::unique_ptr<Device> device, Engine::Options engine_options = {},
-             size_t max_message_bytes = 1 << 20) {
-    Server::Options options = testing::ServerOptions();
-    options.max_message_bytes = max_message_bytes;
-    options.enable_echo = true;
-    metrics_ = std::make_unique<Metrics>(testing::FakeMetricsOptions(Server::Methods(options)));
-    std::vector<std::unique_ptr<Device>> devices;
-    devices.push_back(std::move(device));
-    fleet_ = std::make_unique<Fleet>(engine_options, std::move(devices), clock_, metrics_.get());
-    engine_ = fleet_->engines()[0].get();
-    auto server = Server::Start(options, fleet_.get(), metrics_.get());
-    ASSERT_EQ(server.status(), absl::OkStatus());
-    server_ = *std::move(server);
-    channel_ = grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials());
-    stub_ = v1::AttentionService::NewStub(channel_);
-  }
-  void StartFake(Engine::Options options = {}) {
-    Start(std::make_unique<FakeDevice>(&device_), options);
-  }
-  void TearDown() override {
-    device_.SetOpen(true);
-    server_.reset();
-    fleet_.reset();
-  }
-
   // A valid request of one span: 2 heads, 1 KV head, head_dim 32.
   static v1::AttendRequest ValidRequest(uint32_t query_rows = 1, uint32_t kv_rows = 2) {
     v1::AttendRequest request;
@@ -77,36 +48,6 @@ class ServerTest : public ::testing::Test {
     request.set_value(std::string(kv_rows * 32 * 2, '\0'));
     return request;
   }
-
-  grpc::Status Attend(const v1::AttendRequest& request, v1::AttendResponse* response,
-                      grpc::ClientContext* context) {
-    return stub_->Attend(context, request, response);
-  }
-  grpc::Status Attend(const v1::AttendRequest& request) {
-    grpc::ClientContext context;
-    v1::AttendResponse response;
-    return Attend(request, &response, &context);
-  }
-
-  void WaitForQueued(int requests) const {
-    EXPECT_TRUE(testing::WaitUntil([&] { return engine_->queued() == requests; }));
-  }
-
-  // gRPC lets go of the last reply's memory a little after the client has it.
-  void ExpectAllStagingReturned() {
-    EXPECT_TRUE(testing::WaitUntil([&] { return engine_->staging().used_bytes() == 0; }));
-  }
-
-  FakeDeviceControl device_;
-  SteadyClock steady_clock_;
-  testing::FakeClock fake_clock_;
-  const Clock* clock_ = &steady_clock_;  // of the server
-  std::unique_ptr<Metrics> metrics_;
-  std::unique_ptr<Fleet> fleet_;
-  Engine* engine_ = nullptr;  // of its only device
-  std::unique_ptr<Server> server_;
-  std::shared_ptr<grpc::Channel> channel_;
-  std::unique_ptr<v1::AttentionService::Stub> stub_;
 };
 
 class ServerOnDeviceTest : public ServerTest,
@@ -130,9 +71,8 @@ TEST_P(ServerOnDeviceTest, Attends) {
     set_value(32 + d, 4.0f);
   }
   request.set_return_lse(true);
-  grpc::ClientContext context;
   v1::AttendResponse response;
-  const grpc::Status status = Attend(request, &response, &context);
+  const grpc::Status status = Attend(request, &response);
   ASSERT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(response.request_id(), "r1");
   EXPECT_FALSE(response.has_status());
@@ -201,7 +141,7 @@ TEST_P(ServerBadMessageTest, IsRefusedAndTheServerGoesOn) {
   EXPECT_EQ(status.error_code(), GetParam().code);
   EXPECT_THAT(status.error_message(), HasSubstr(GetParam().message));
   EXPECT_TRUE(Attend(ValidRequest()).ok());
-  ExpectAllStagingReturned();
+  EXPECT_TRUE(AllStagingReturns());
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -256,7 +196,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_F(ServerTest, BytesThatAreNoProtobufAreRefused) {
   StartFake();
-  grpc::GenericStub generic(channel_);
+  grpc::GenericStub generic(
+      grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials()));
   for (const std::string& bytes :
        {std::string("\xff\xff\xff", 3), std::string("garbage that is no message"),
         ValidRequest().SerializeAsString() + "\x6a",                // a tag, and nothing behind it
@@ -280,27 +221,27 @@ TEST_F(ServerTest, AFullQueueRefusesAndADeadlineIsKept) {
   options.batcher.max_queue_requests = 1;
   clock_ = &fake_clock_;
   StartFake(options);
-  device_.SetOpen(false);
-  auto running = std::async(std::launch::async, [&] { return Attend(ValidRequest()); });
-  device_.WaitUntilEntered(1);
+  gate_.SetOpen(false);
+  const auto running = Send(ValidRequest());
+  ASSERT_TRUE(WaitForArrived(1));
   auto expiring = std::async(std::launch::async, [&] {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::hours(1));
     v1::AttendResponse response;
-    return Attend(ValidRequest(), &response, &context);
+    return stub_->Attend(&context, ValidRequest(), &response);
   });
-  WaitForQueued(1);
+  ASSERT_TRUE(WaitForQueued(1));
   const grpc::Status refused = Attend(ValidRequest());  // the one place in the queue is taken
   EXPECT_EQ(refused.error_code(), grpc::RESOURCE_EXHAUSTED);
   EXPECT_THAT(refused.error_message(), HasSubstr("queue is full: 1"));
   EXPECT_EQ(testing::InfoOf(refused).reason(), "QUEUE_FULL");
   fake_clock_.Advance(std::chrono::hours(2));
-  device_.SetOpen(true);
-  EXPECT_TRUE(running.get().ok());
+  gate_.SetOpen(true);
+  EXPECT_TRUE(running->status.get().ok());
   EXPECT_EQ(expiring.get().error_code(), grpc::DEADLINE_EXCEEDED);  // from the server
   EXPECT_TRUE(Attend(ValidRequest()).ok());
   // The expired request was never launched: one batch for each of the two that ran.
-  EXPECT_THAT(device_.BatchSizes(), ::testing::ElementsAre(1, 1));
+  EXPECT_THAT(fake_.BatchSizes(), ::testing::ElementsAre(1, 1));
 }
 
 TEST_F(ServerTest, ACancelledRequestIsNeverLaunched) {
@@ -309,23 +250,19 @@ TEST_F(ServerTest, ACancelledRequestIsNeverLaunched) {
   // until the server knew before the gate opened.
   for (std::chrono::milliseconds closed(10);; closed *= 2) {
     ASSERT_LT(closed, testing::kLong / 4);
-    const size_t before = device_.BatchSizes().size();
-    device_.SetOpen(false);
-    auto running = std::async(std::launch::async, [&] { return Attend(ValidRequest()); });
-    device_.WaitUntilEntered(static_cast<int>(before) + 1);
-    grpc::ClientContext context;
-    auto cancelled = std::async(std::launch::async, [&] {
-      v1::AttendResponse response;
-      return Attend(ValidRequest(), &response, &context);
-    });
-    WaitForQueued(1);
-    context.TryCancel();
-    EXPECT_EQ(cancelled.get().error_code(), grpc::CANCELLED);
+    const size_t before = gate_.arrived();
+    gate_.SetOpen(false);
+    const auto running = Send(ValidRequest());
+    ASSERT_TRUE(WaitForArrived(before + 1));
+    const auto cancelled = Send(ValidRequest());
+    ASSERT_TRUE(WaitForQueued(1));
+    cancelled->context.TryCancel();
+    EXPECT_EQ(cancelled->status.get().error_code(), grpc::CANCELLED);
     std::this_thread::sleep_for(closed);
-    device_.SetOpen(true);
-    EXPECT_TRUE(running.get().ok());
+    gate_.SetOpen(true);
+    EXPECT_TRUE(running->status.get().ok());
     EXPECT_TRUE(testing::WaitUntil([&] { return metrics_->inflight_requests.Value() == 0; }));
-    if (device_.BatchSizes().size() == before + 1) break;
+    if (gate_.arrived() == before + 1) break;
   }
 }
 
@@ -375,7 +312,7 @@ TEST_F(ServerTest, AStreamRequestWithoutAnIdIsRefusedAlone) {
 
 TEST_F(ServerTest, ACancelledStreamLeavesNothingBehind) {
   StartFake();
-  device_.SetOpen(false);
+  gate_.SetOpen(false);
   {
     grpc::ClientContext context;
     auto stream = stub_->AttendStream(&context);
@@ -384,22 +321,22 @@ TEST_F(ServerTest, ACancelledStreamLeavesNothingBehind) {
       request.set_request_id(std::to_string(i));
       ASSERT_TRUE(stream->Write(request));
     }
-    device_.WaitUntilEntered(1);
+    ASSERT_TRUE(WaitForArrived(1));
     context.TryCancel();
     EXPECT_EQ(stream->Finish().error_code(), grpc::CANCELLED);
   }
-  device_.SetOpen(true);
+  gate_.SetOpen(true);
   EXPECT_TRUE(server_->Drain(absl::FromChrono(testing::kLong)));
-  ExpectAllStagingReturned();
+  EXPECT_TRUE(AllStagingReturns());
 }
 
 TEST_F(ServerTest, ADrainAnswersWhatIsInFlightAndRefusesTheRest) {
   StartFake();
-  device_.SetOpen(false);
+  gate_.SetOpen(false);
   grpc::ClientContext stream_context;
   auto stream = stub_->AttendStream(&stream_context);
   ASSERT_TRUE(stream->Write(ValidRequest()));
-  device_.WaitUntilEntered(1);
+  ASSERT_TRUE(WaitForArrived(1));
   auto drained = std::async(std::launch::async,
                             [&] { return server_->Drain(absl::FromChrono(testing::kLong)); });
   ASSERT_TRUE(testing::WaitUntil([&] { return metrics_->serving.Value() == 0; }));
@@ -409,12 +346,12 @@ TEST_F(ServerTest, ADrainAnswersWhatIsInFlightAndRefusesTheRest) {
       grpc::ClientContext context;
       context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
       v1::AttendResponse response;
-      return Attend(ValidRequest(), &response, &context);
+      return stub_->Attend(&context, ValidRequest(), &response);
     }();
   while (refused.error_code() == grpc::DEADLINE_EXCEEDED);  // the drain had not begun
   EXPECT_EQ(refused.error_code(), grpc::UNAVAILABLE);
   EXPECT_THAT(refused.error_message(), HasSubstr("the server drains"));
-  device_.SetOpen(true);
+  gate_.SetOpen(true);
   v1::AttendResponse response;
   ASSERT_TRUE(stream->Read(&response));
   EXPECT_FALSE(response.has_status());
@@ -425,12 +362,12 @@ TEST_F(ServerTest, ADrainAnswersWhatIsInFlightAndRefusesTheRest) {
 
 TEST_F(ServerTest, ADrainThatRunsOutOfTimeSaysSo) {
   StartFake();
-  device_.SetOpen(false);
-  auto running = std::async(std::launch::async, [&] { return Attend(ValidRequest()); });
-  device_.WaitUntilEntered(1);
+  gate_.SetOpen(false);
+  const auto running = Send(ValidRequest());
+  ASSERT_TRUE(WaitForArrived(1));
   EXPECT_FALSE(server_->Drain(absl::Milliseconds(20)));
-  device_.SetOpen(true);
-  EXPECT_TRUE(running.get().ok());
+  gate_.SetOpen(true);
+  EXPECT_TRUE(running->status.get().ok());
 }
 
 // The socket of this process that listens on `address`.

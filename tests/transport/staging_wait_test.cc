@@ -3,55 +3,38 @@
 #include <chrono>
 #include <future>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
-#include "flashcore/v1/attention.grpc.pb.h"
 #include "gmock/gmock.h"
-#include "grpcpp/create_channel.h"
-#include "gtest/gtest.h"
-#include "tests/engine/fakes.h"
-#include "tests/transport/rpc_setup.h"
+#include "tests/transport/gated_server.h"
 
 namespace flashcore::server {
 namespace {
 
-using testing::FakeDevice;
-using testing::FakeDeviceControl;
 using ::testing::HasSubstr;
 using testing::kLong;
 using testing::kRowBytes;
 
-class StagingWaitTest : public ::testing::Test {
+class StagingWaitTest : public testing::GatedServerTest {
  protected:
   // Staging memory for two requests with one query row and `kv_rows` rows of K/V.
-  void Start(Nanoseconds staging_wait, uint32_t kv_rows = 1) {
+  void StartWith(Nanoseconds staging_wait, uint32_t kv_rows = 1) {
     kv_rows_ = kv_rows;
-    Engine::Options engine_options;
-    engine_options.staging_memory_bytes =
+    Engine::Options engine;
+    engine.staging_memory_bytes =
         2 * (StagingPool::SizeClass((2 * kv_rows + 1) * kRowBytes) + StagingPool::SizeClass(1));
-    engine_options.staging_wait = staging_wait;
-    engine_options.max_waiting_bytes = 1 << 20;
+    engine.staging_wait = staging_wait;
+    engine.max_waiting_bytes = 1 << 20;
     Server::Options options = testing::ServerOptions();
     options.max_stream_inflight = 1000;
-    metrics_ = std::make_unique<Metrics>(testing::FakeMetricsOptions(Server::Methods(options)));
-    std::vector<std::unique_ptr<Device>> devices;
-    FakeDevice::Options device;
-    device.kv_memory_bytes = 8 << 20;
-    devices.push_back(std::make_unique<FakeDevice>(&device_, device));
-    fleet_ = std::make_unique<Fleet>(engine_options, std::move(devices), clock_, metrics_.get());
-    staging_ = &fleet_->engines()[0]->staging();
-    server_ = Server::Start(options, fleet_.get(), metrics_.get()).value();
-    stub_ = v1::AttentionService::NewStub(
-        grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials()));
+    StartFake(engine, options);
+    staging_ = &engine_->staging();
   }
   ~StagingWaitTest() override {
-    device_.SetOpen(true);
-    running_.clear();
-    server_.reset();
+    gate_.SetOpen(true);
+    for (const auto& call : running_) call->status.wait();
   }
 
   v1::AttendRequest Request(const std::string& id = "") const {
@@ -63,23 +46,13 @@ class StagingWaitTest : public ::testing::Test {
     return request;
   }
 
-  struct Call {
-    grpc::ClientContext context;
-    v1::AttendResponse response;
-    std::future<grpc::Status> status;
-  };
   std::unique_ptr<Call> Attend(std::chrono::milliseconds timeout = 10 * kLong) {
-    auto call = std::make_unique<Call>();
-    call->context.set_deadline(std::chrono::system_clock::now() + timeout);
-    call->status = std::async(std::launch::async, [this, call = call.get()] {
-      return stub_->Attend(&call->context, Request(), &call->response);
-    });
-    return call;
+    return Send(Request(), "", timeout);
   }
 
   // Requests that take all memory and keep it until the gate opens.
   void FillMemory() {
-    device_.SetOpen(false);
+    gate_.SetOpen(false);
     for (int i = 0; i < 2; ++i) running_.push_back(Attend());
     EXPECT_TRUE(
         testing::WaitUntil([&] { return staging_->used_bytes() == staging_->limit_bytes(); }));
@@ -89,26 +62,18 @@ class StagingWaitTest : public ::testing::Test {
   }
 
   uint32_t kv_rows_ = 1;
-  FakeDeviceControl device_;
-  SteadyClock steady_clock_;
-  testing::FakeClock fake_clock_;
-  const Clock* clock_ = &steady_clock_;  // of the server
-  std::unique_ptr<Metrics> metrics_;
-  std::unique_ptr<Fleet> fleet_;
-  const StagingPool* staging_ = nullptr;  // of its only device
-  std::unique_ptr<Server> server_;
-  std::unique_ptr<v1::AttentionService::Stub> stub_;
+  const StagingPool* staging_ = nullptr;        // of its only device
   std::vector<std::unique_ptr<Call>> running_;  // those that FillMemory began
 };
 
 TEST_F(StagingWaitTest, ARequestIsServedWhenMemoryComesBack) {
   clock_ = &fake_clock_;
-  Start(kLong);
+  StartWith(kLong);
   FillMemory();
   auto waiting = Attend();
   WaitForLine(1);
   fake_clock_.Advance(std::chrono::milliseconds(20));
-  device_.SetOpen(true);
+  gate_.SetOpen(true);
   EXPECT_TRUE(waiting->status.get().ok());
   EXPECT_EQ(waiting->response.timing().staging_wait_ns(), 20'000'000u);
   EXPECT_EQ(waiting->response.timing().receive_ns(), 0u);
@@ -119,7 +84,7 @@ TEST_F(StagingWaitTest, ARequestIsServedWhenMemoryComesBack) {
 }
 
 TEST_F(StagingWaitTest, AfterTheWaitItIsRefused) {
-  Start(std::chrono::milliseconds(50));
+  StartWith(std::chrono::milliseconds(50));
   FillMemory();
   const grpc::Status refused = Attend()->status.get();
   EXPECT_EQ(refused.error_code(), grpc::RESOURCE_EXHAUSTED);
@@ -129,13 +94,13 @@ TEST_F(StagingWaitTest, AfterTheWaitItIsRefused) {
 }
 
 TEST_F(StagingWaitTest, WithNoWaitItIsRefusedAtOnce) {
-  Start(Nanoseconds(0));
+  StartWith(Nanoseconds(0));
   FillMemory();
   EXPECT_EQ(Attend()->status.get().error_code(), grpc::RESOURCE_EXHAUSTED);
 }
 
 TEST_F(StagingWaitTest, ADeadlineEndsTheWait) {
-  Start(kLong);
+  StartWith(kLong);
   FillMemory();
   const auto waits = [&] {
     const RpcMetrics& rpc = *metrics_->Rpc(v1::AttentionService::service_full_name(), "Attend");
@@ -148,14 +113,15 @@ TEST_F(StagingWaitTest, ADeadlineEndsTheWait) {
     EXPECT_TRUE(testing::WaitUntil([&] { return metrics_->inflight_requests.Value() == 2; }));
   }
   WaitForLine(0);
-  device_.SetOpen(true);
+  gate_.SetOpen(true);
   for (auto& call : running_) EXPECT_TRUE(call->status.get().ok());
-  const std::vector<size_t> launched = device_.BatchSizes();
-  EXPECT_EQ(std::accumulate(launched.begin(), launched.end(), size_t{0}), 2u);
+  size_t launched = 0;
+  for (const auto& launch : gate_.launches()) launched += launch.size();
+  EXPECT_EQ(launched, 2u);
 }
 
 TEST_F(StagingWaitTest, ACancelledRequestLeavesTheLineAtOnce) {
-  Start(kLong);
+  StartWith(kLong);
   FillMemory();
   auto cancelled = Attend();
   WaitForLine(1);
@@ -165,48 +131,46 @@ TEST_F(StagingWaitTest, ACancelledRequestLeavesTheLineAtOnce) {
 }
 
 TEST_F(StagingWaitTest, ADrainAnswersThoseThatWait) {
-  Start(kLong);
+  StartWith(kLong);
   FillMemory();
   auto waiting = Attend();
   WaitForLine(1);
   auto drained =
       std::async(std::launch::async, [&] { return server_->Drain(absl::FromChrono(kLong)); });
   EXPECT_TRUE(testing::WaitUntil([&] { return metrics_->serving.Value() == 0; }));
-  device_.SetOpen(true);
+  gate_.SetOpen(true);
   EXPECT_TRUE(waiting->status.get().ok());
   EXPECT_TRUE(drained.get());
 }
 
 TEST_F(StagingWaitTest, AServerThatStopsEndsThoseThatWait) {
-  Start(kLong);
+  StartWith(kLong);
   FillMemory();
   auto waiting = Attend();
   WaitForLine(1);
   auto stopped = std::async(std::launch::async, [&] { server_.reset(); });
   EXPECT_FALSE(waiting->status.get().ok());
   WaitForLine(0);
-  device_.SetOpen(true);
+  gate_.SetOpen(true);
   stopped.get();
 }
 
 TEST_F(StagingWaitTest, ALoadWaitsForTheMemoryOfItsNextChunk) {
-  Start(kLong);
-  v1::CreateSequenceResponse created;
-  grpc::ClientContext create_context;
-  ASSERT_TRUE(stub_->CreateSequence(&create_context, testing::CreateRequest(), &created).ok());
+  StartWith(kLong);
+  const std::string id = Create();
   FillMemory();
   grpc::ClientContext context;
   v1::LoadSequenceResponse response;
   auto writer = stub_->LoadSequence(&context, &response);
   v1::LoadSequenceRequest chunk;
-  chunk.set_sequence_id(created.sequence_id());
+  chunk.set_sequence_id(id);
   chunk.set_layout(v1::LAYOUT_NHD);
   chunk.set_rows(1);
   chunk.set_key(std::string(kRowBytes, '\0'));
   chunk.set_value(std::string(kRowBytes, '\0'));
   ASSERT_TRUE(writer->Write(chunk));
   WaitForLine(1);
-  device_.SetOpen(true);
+  gate_.SetOpen(true);
   writer->WritesDone();
   EXPECT_TRUE(writer->Finish().ok());
   EXPECT_EQ(response.sequence().layer_lengths(0), 1u);
@@ -214,8 +178,8 @@ TEST_F(StagingWaitTest, ALoadWaitsForTheMemoryOfItsNextChunk) {
 
 TEST_F(StagingWaitTest, AStreamHoldsOneWaitingMessageAndItsClientStalls) {
   constexpr int kRequests = 64;
-  Start(kLong, /*kv_rows=*/4096);  // half a MiB of K/V
-  device_.SetOpen(false);
+  StartWith(kLong, /*kv_rows=*/4096);  // half a MiB of K/V
+  gate_.SetOpen(false);
   grpc::ClientContext context;
   auto stream = stub_->AttendStream(&context);
   std::atomic<int> written{0};
@@ -234,7 +198,7 @@ TEST_F(StagingWaitTest, AStreamHoldsOneWaitingMessageAndItsClientStalls) {
   EXPECT_LT(written, kRequests / 2);
   EXPECT_EQ(staging_->waiting(), 1u);
   EXPECT_EQ(metrics_->inflight_requests.Value(), 3);  // two have memory
-  device_.SetOpen(true);
+  gate_.SetOpen(true);
   v1::AttendResponse response;
   int answered = 0;
   for (; stream->Read(&response); ++answered) EXPECT_FALSE(response.has_status());
@@ -244,8 +208,8 @@ TEST_F(StagingWaitTest, AStreamHoldsOneWaitingMessageAndItsClientStalls) {
 }
 
 TEST_F(StagingWaitTest, ACancelledStreamLeavesTheLine) {
-  Start(kLong);
-  device_.SetOpen(false);
+  StartWith(kLong);
+  gate_.SetOpen(false);
   grpc::ClientContext context;
   auto stream = stub_->AttendStream(&context);
   for (int i = 0; i < 4; ++i) ASSERT_TRUE(stream->Write(Request(std::to_string(i))));
@@ -253,13 +217,13 @@ TEST_F(StagingWaitTest, ACancelledStreamLeavesTheLine) {
   context.TryCancel();
   EXPECT_EQ(stream->Finish().error_code(), grpc::CANCELLED);
   WaitForLine(0);
-  device_.SetOpen(true);
+  gate_.SetOpen(true);
   EXPECT_TRUE(server_->Drain(absl::FromChrono(kLong)));
   EXPECT_EQ(staging_->used_bytes(), 0u);
 }
 
 TEST_F(StagingWaitTest, ManyClientsShareLittleMemoryAndNoneIsRefused) {
-  Start(kLong);
+  StartWith(kLong);
   std::vector<std::unique_ptr<Call>> calls;
   for (int i = 0; i < 100; ++i) calls.push_back(Attend());
   for (auto& call : calls) {

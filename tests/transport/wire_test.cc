@@ -8,7 +8,7 @@
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/slice.h"
 #include "gtest/gtest.h"
-#include "proto/wire/message.h"
+#include "proto/grpc/message_view.h"
 #include "tests/base/test_seed.h"
 
 namespace flashcore::server {
@@ -36,15 +36,14 @@ bool Reassemble(const grpc::ByteBuffer& message, size_t max_small_bytes, v1::Att
                                 {v1::AttendRequest::kKeyFieldNumber},
                                 {v1::AttendRequest::kValueFieldNumber}};
   std::string small;
-  if (!wire::SplitMessage(message, max_small_bytes, absl::MakeSpan(fields), &small).ok()) {
-    return false;
-  }
+  const wire::MessageView view = wire::ViewOf(message);
+  if (!wire::SplitMessage(view, max_small_bytes, absl::MakeSpan(fields), &small).ok()) return false;
   if (!out->ParseFromString(small)) return false;
   std::string* tensors[3] = {out->mutable_query(), out->mutable_key(), out->mutable_value()};
   for (int i = 0; i < 3; ++i) {
     EXPECT_TRUE(tensors[i]->empty());
     tensors[i]->resize(fields[i].size);
-    wire::CopyField(message, fields[i], tensors[i]->data());
+    wire::CopyField(view, fields[i], tensors[i]->data());
   }
   return true;
 }
@@ -185,8 +184,8 @@ TEST(WireTest, LongTensorsHaveLengthsOfFiveBytes) {
   slices.insert(slices.end(), bytes / block.size(), block);  // the same memory again and again
   wire::LargeField query = {v1::AttendRequest::kQueryFieldNumber};
   std::string small;
-  EXPECT_EQ(wire::SplitMessage(grpc::ByteBuffer(slices.data(), slices.size()), kNoLimit,
-                               absl::MakeSpan(&query, 1), &small),
+  const grpc::ByteBuffer message(slices.data(), slices.size());
+  EXPECT_EQ(wire::SplitMessage(wire::ViewOf(message), kNoLimit, absl::MakeSpan(&query, 1), &small),
             absl::OkStatus());
   EXPECT_EQ(query.size, bytes);
   EXPECT_EQ(query.offset, 6u);
@@ -201,7 +200,7 @@ TEST(WireTest, LimitsTheFieldsThatAreNotTensors) {
   EXPECT_TRUE(Reassemble(message, 2000, &got));
   EXPECT_FALSE(Reassemble(message, 1999, &got));
   std::string small;
-  const absl::Status status = wire::SplitMessage(message, 1999, {}, &small);
+  const absl::Status status = wire::SplitMessage(wire::ViewOf(message), 1999, {}, &small);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("more than the 1999 bytes allowed"));
 }
@@ -212,8 +211,9 @@ TEST(WireTest, AClaimedLengthAllocatesNothing) {
       "\x0a\xff\xff\xff\xff\x07"
       "abc",
       9);
+  const grpc::ByteBuffer message = InSlices(bytes, {});
   std::string small;
-  EXPECT_FALSE(wire::SplitMessage(InSlices(bytes, {}), 1 << 20, {}, &small).ok());
+  EXPECT_FALSE(wire::SplitMessage(wire::ViewOf(message), 1 << 20, {}, &small).ok());
   EXPECT_LE(small.capacity(), size_t{1} << 21);
 }
 

@@ -22,7 +22,6 @@ namespace flashcore::client {
 namespace {
 
 constexpr char kStreamMethod[] = "/flashcore.v1.AttentionService/AttendStream";
-constexpr char kEchoStreamMethod[] = "/flashcore.v1.DebugService/EchoStream";
 constexpr size_t kMaxSpans = 1 << 20;  // more than any server allows; bounds a reply's fields
 
 // Owned by its stream, and by itself until OnDone returns. gRPC calls OnReadDone and OnWriteDone on
@@ -33,12 +32,8 @@ class GrpcStream final : public StreamCore,
                          public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                          public std::enable_shared_from_this<GrpcStream> {
  public:
-  using Parse = absl::StatusOr<Answer> (*)(const grpc::ByteBuffer& message);
-
-  // A stream of the RPC `method`, whose replies `parse` splits.
-  GrpcStream(const char* method, Parse parse, std::shared_ptr<const GrpcTransport> transport,
-             const StreamOptions& options)
-      : StreamCore(options), method_(method), parse_(parse), transport_(std::move(transport)) {
+  GrpcStream(std::shared_ptr<const GrpcTransport> transport, const StreamOptions& options)
+      : StreamCore(options), transport_(std::move(transport)) {
     transport_->Prepare(options.deadline, options.affinity, &context_);
   }
 
@@ -46,7 +41,7 @@ class GrpcStream final : public StreamCore,
     self_ = shared_from_this();
     grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(
         transport_->callback_channel());
-    stub.PrepareBidiStreamingCall(&context_, method_, {}, this);
+    stub.PrepareBidiStreamingCall(&context_, kStreamMethod, {}, this);
     AddHold();
     StartRead(&read_);
     StartCall();
@@ -60,12 +55,16 @@ class GrpcStream final : public StreamCore,
                           ? 0
                           : std::max<int64_t>(1, absl::ToInt64Nanoseconds(timeout_)));
     if (!encoded.ok()) return encoded.status();
-    return Send(request.request_id, *std::move(encoded), std::move(done));
-  }
-
-  absl::Status SendEcho(const std::string& request_id, absl::Span<const std::byte> payload,
-                        absl::Span<std::byte> reply, Callback done) override {
-    return Send(request_id, EncodeEcho(request_id, payload, reply), std::move(done));
+    absl::MutexLock lock(&mutex_);
+    Pending pending;
+    pending.destination = std::move(encoded->destination);
+    pending.request_bytes = encoded->message.Length();
+    pending.done = std::move(done);
+    absl::Status status = Admit(request.request_id, std::move(pending));
+    if (!status.ok()) return status;
+    writes_.push_back(std::move(encoded->message));
+    Pump();
+    return absl::OkStatus();
   }
 
   absl::Status Finish() override ABSL_LOCKS_EXCLUDED(mutex_) {
@@ -120,19 +119,6 @@ class GrpcStream final : public StreamCore,
   }
 
  private:
-  absl::Status Send(const std::string& request_id, EncodedRequest encoded, Callback done)
-      ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
-    Pending pending;
-    pending.destination = std::move(encoded.destination);
-    pending.request_bytes = encoded.message.Length();
-    pending.done = std::move(done);
-    if (absl::Status status = Admit(request_id, std::move(pending)); !status.ok()) return status;
-    writes_.push_back(std::move(encoded.message));
-    Pump();
-    return absl::OkStatus();
-  }
-
   // Starts the next write, or half-closes after the last one.
   void Pump() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (writing_ || broken_) return;
@@ -149,7 +135,7 @@ class GrpcStream final : public StreamCore,
 
   // Delivers the answer in read_. If it is not valid, cancels the stream and returns false.
   bool TakeAnswer() ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::StatusOr<Answer> answer = parse_(read_);
+    absl::StatusOr<Answer> answer = ParseAnswer(read_, kMaxSpans);
     if (!answer.ok()) return Abort(answer.status());
     const Pending pending = TakePending(answer->result.request_id);
     if (pending.done == nullptr) {
@@ -172,8 +158,6 @@ class GrpcStream final : public StreamCore,
     return false;
   }
 
-  const char* const method_;
-  const Parse parse_;
   const std::shared_ptr<const GrpcTransport> transport_;
   const absl::Time begin_ = absl::Now();
   grpc::ClientContext context_;
@@ -187,23 +171,13 @@ class GrpcStream final : public StreamCore,
   absl::Status protocol_error_ ABSL_GUARDED_BY(mutex_);
 };
 
-std::shared_ptr<StreamCore> Opened(GrpcStream* stream) {
-  const std::shared_ptr<GrpcStream> owned = local::OwnHere(stream);
-  owned->Start();
-  return owned;
-}
-
 }  // namespace
 
 std::shared_ptr<StreamCore> GrpcTransport::OpenStream(const StreamOptions& options) {
-  const auto parse = [](const grpc::ByteBuffer& message) {
-    return ParseAnswer(message, kMaxSpans);
-  };
-  return Opened(new GrpcStream(kStreamMethod, parse, shared_from_this(), options));
-}
-
-std::shared_ptr<StreamCore> GrpcTransport::OpenEchoStream(const StreamOptions& options) {
-  return Opened(new GrpcStream(kEchoStreamMethod, &ParseEcho, shared_from_this(), options));
+  const std::shared_ptr<GrpcStream> stream =
+      local::OwnHere(new GrpcStream(shared_from_this(), options));
+  stream->Start();
+  return stream;
 }
 
 }  // namespace flashcore::client

@@ -15,15 +15,14 @@
 #include "client/cpp/grpc_status.h"
 #include "client/cpp/status.h"
 #include "flashcore/v1/attention.grpc.pb.h"  // how gRPC serializes messages
-#include "proto/wire/grpc_compat.h"
-#include "proto/wire/message.h"
+#include "proto/grpc/grpc_compat.h"
+#include "proto/grpc/message_view.h"
 
 namespace flashcore::client {
 namespace {
 
 constexpr char kService[] = "/flashcore.v1.AttentionService/";
 constexpr char kLoadMethod[] = "/flashcore.v1.AttentionService/LoadSequence";
-constexpr char kEchoMethod[] = "/flashcore.v1.DebugService/Echo";
 constexpr char kHealthMethod[] = "/grpc.health.v1.Health/Check";
 constexpr char kNameKey[] = "flashcore-client";
 constexpr char kAffinityKey[] = "x-flashcore-sequence";
@@ -132,17 +131,6 @@ absl::StatusOr<v1::LoadSequenceResponse> GrpcTransport::LoadRows(const RowsToLoa
   return response;
 }
 
-absl::Status GrpcTransport::Echo(absl::Span<const std::byte> payload, absl::Span<std::byte> reply,
-                                 const CallOptions& call) {
-  BorrowedMemory borrowed;  // outlives the message
-  const EncodedRequest encoded = EncodeEcho("", payload, reply, &borrowed);
-  grpc::ByteBuffer response;
-  absl::Status status = CallBytes(kEchoMethod, call, encoded.message, &response);
-  if (!status.ok()) return status;
-  const absl::StatusOr<Answer> answer = ParseEcho(response);
-  return answer.ok() ? CopyAnswer(response, *answer, encoded.destination) : answer.status();
-}
-
 // HealthCheckRequest { string service = 1 } and HealthCheckResponse { ServingStatus status = 1 }:
 // Debian's gRPC ships no generated header for them.
 absl::StatusOr<HealthStatus> GrpcTransport::CheckHealth(absl::string_view service,
@@ -153,7 +141,7 @@ absl::StatusOr<HealthStatus> GrpcTransport::CheckHealth(absl::string_view servic
   if (!status.ok()) return status;
   // One varint field of one byte; an empty message is its default, UNKNOWN.
   std::string fields;
-  status = wire::SplitMessage(response, /*max_small_bytes=*/1024, {}, &fields);
+  status = wire::SplitMessage(wire::ViewOf(response), /*max_small_bytes=*/1024, {}, &fields);
   if (!status.ok()) return absl::InternalError(absl::StrCat("reply: ", status.message()));
   HealthStatus health = HealthStatus::kUnknown;
   if (fields.size() >= 2 && fields[0] == 0x08) {

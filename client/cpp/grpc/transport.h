@@ -44,9 +44,6 @@ class GrpcTransport final : public Transport, public std::enable_shared_from_thi
   absl::StatusOr<std::unique_ptr<HeldLease>> HoldLease(const CallOptions& options) override;
   absl::StatusOr<HealthStatus> CheckHealth(absl::string_view service,
                                            const CallOptions& call) override;
-  absl::Status Echo(absl::Span<const std::byte> payload, absl::Span<std::byte> reply,
-                    const CallOptions& call) override;
-  std::shared_ptr<StreamCore> OpenEchoStream(const StreamOptions& options) override;
   // UNIMPLEMENTED.
   absl::StatusOr<std::shared_ptr<local::Memory>> CreateMemory(size_t bytes, bool inputs_only,
                                                               const CallOptions& call) override;

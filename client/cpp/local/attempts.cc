@@ -20,7 +20,7 @@ class LocalAttempts final : public Attempts {
 
   // Copies the inputs, to the memory of the connection, or to our own if there is none.
   absl::Status CopyInputs() {
-    const absl::Status status = PrepareForConnection();
+    const absl::Status status = PrepareForSession();
     if (!absl::IsUnavailable(status)) return status;
     for (auto* tensor : {&request_.query, &request_.key, &request_.value}) {
       v1::MemoryRange ignored;
@@ -31,7 +31,7 @@ class LocalAttempts final : public Attempts {
   }
 
   void Start(Done done) override ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::Status status = PrepareForConnection();
+    absl::Status status = PrepareForSession();
     if (status.ok()) status = Submit(&done);
     if (!status.ok()) done(std::move(status), {});
   }
@@ -47,7 +47,7 @@ class LocalAttempts final : public Attempts {
  private:
   // Takes `done` if OK.
   absl::Status Submit(Done* done) ABSL_LOCKS_EXCLUDED(mutex_) {
-    const absl::StatusOr<AsyncRing*> ring = connection_->async(deadline_);
+    const absl::StatusOr<AsyncRing*> ring = session_->async(deadline_);
     if (!ring.ok()) return ring.status();
     absl::MutexLock lock(&mutex_);
     if (cancelled_) return absl::CancelledError("CANCELLED");
@@ -57,18 +57,18 @@ class LocalAttempts final : public Attempts {
   }
 
   // Connects if need be. Registered memory is of one connection.
-  absl::Status PrepareForConnection() ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::StatusOr<std::shared_ptr<LocalConnection>> connection = transport_->Connect(deadline_);
-    if (!connection.ok()) return connection.status();
-    if (*connection == connection_) return absl::OkStatus();
+  absl::Status PrepareForSession() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::StatusOr<std::shared_ptr<LocalSession>> session = transport_->Connect(deadline_);
+    if (!session.ok()) return session.status();
+    if (*session == session_) return absl::OkStatus();
     auto prepared = std::make_shared<RingRequest>();
-    const absl::Status status = (*connection)->Prepare(request_, deadline_, prepared.get());
+    const absl::Status status = (*session)->Prepare(request_, deadline_, prepared.get());
     if (!status.ok()) return status;
     prepared->UseCopies(&request_);
     absl::MutexLock lock(&mutex_);
     ring_ = nullptr;
     prepared_ = std::move(prepared);  // the old copies are in the old one
-    connection_.swap(*connection);
+    session_.swap(*session);
     return status;
   }
 
@@ -76,7 +76,7 @@ class LocalAttempts final : public Attempts {
   AttendRequest request_;  // its inputs are copies, or in shared memory
   const SteadyTime deadline_;
   std::vector<std::vector<std::byte>> own_;
-  std::shared_ptr<LocalConnection> connection_;  // that prepared_ is for; outlives it
+  std::shared_ptr<LocalSession> session_;  // that prepared_ is for; outlives it
   std::shared_ptr<RingRequest> prepared_;
   absl::Mutex mutex_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;

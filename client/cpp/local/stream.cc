@@ -20,13 +20,13 @@ class LocalStream final : public StreamCore, public std::enable_shared_from_this
 
   absl::Status Send(const AttendRequest& request, Callback done) override
       ABSL_LOCKS_EXCLUDED(mutex_) {
-    const absl::StatusOr<std::shared_ptr<LocalConnection>> connection = Connect();
-    if (!connection.ok()) return connection.status();
+    const absl::StatusOr<std::shared_ptr<LocalSession>> session = Connect();
+    if (!session.ok()) return session.status();
     const SteadyTime memory_deadline = MemoryDeadline();
-    const absl::StatusOr<AsyncRing*> ring = (*connection)->async(memory_deadline);
+    const absl::StatusOr<AsyncRing*> ring = (*session)->async(memory_deadline);
     if (!ring.ok()) return ring.status();
     auto prepared = std::make_shared<RingRequest>();
-    absl::Status status = (*connection)->Prepare(request, memory_deadline, prepared.get());
+    absl::Status status = (*session)->Prepare(request, memory_deadline, prepared.get());
     if (!status.ok()) return status;
     absl::MutexLock lock(&mutex_);
     Pending pending;
@@ -56,17 +56,17 @@ class LocalStream final : public StreamCore, public std::enable_shared_from_this
   }
 
   void Cancel() override ABSL_LOCKS_EXCLUDED(mutex_) {
-    std::shared_ptr<LocalConnection> connection;
+    std::shared_ptr<LocalSession> session;
     std::vector<uint64_t> tickets;
     {
       absl::MutexLock lock(&mutex_);
       if (finishing_ && unfinished_ == 0) return;
       Break(absl::CancelledError("CANCELLED"));
-      connection = connection_;
+      session = session_;
       for (const auto& [id, pending] : pending_) tickets.push_back(pending.ticket);
     }
     if (tickets.empty()) return;
-    const absl::StatusOr<AsyncRing*> ring = connection->async(SteadyTime::max());
+    const absl::StatusOr<AsyncRing*> ring = session->async(SteadyTime::max());
     for (const uint64_t ticket : tickets) (*ring)->Cancel(ticket);
   }
 
@@ -76,24 +76,23 @@ class LocalStream final : public StreamCore, public std::enable_shared_from_this
     return ToSteady(std::min(deadline_, absl::Now() + transport_->timeout()));
   }
 
-  absl::StatusOr<std::shared_ptr<LocalConnection>> Connect() ABSL_LOCKS_EXCLUDED(mutex_) {
+  absl::StatusOr<std::shared_ptr<LocalSession>> Connect() ABSL_LOCKS_EXCLUDED(mutex_) {
     {
       absl::MutexLock lock(&mutex_);
-      if (connection_ != nullptr && !connection_->alive()) Break(connection_->end_status());
-      if (connection_ != nullptr || broken_) {
+      if (session_ != nullptr && !session_->alive()) Break(session_->end_status());
+      if (session_ != nullptr || broken_) {
         if (broken_) return final_;
-        return connection_;
+        return session_;
       }
     }
-    absl::StatusOr<std::shared_ptr<LocalConnection>> connection =
-        transport_->Connect(MemoryDeadline());
+    absl::StatusOr<std::shared_ptr<LocalSession>> session = transport_->Connect(MemoryDeadline());
     absl::MutexLock lock(&mutex_);
-    if (!connection.ok()) {
-      Break(connection.status());
-      return connection.status();
+    if (!session.ok()) {
+      Break(session.status());
+      return session.status();
     }
-    if (connection_ == nullptr) connection_ = *std::move(connection);
-    return connection_;
+    if (session_ == nullptr) session_ = *std::move(session);
+    return session_;
   }
 
   void Break(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -106,7 +105,7 @@ class LocalStream final : public StreamCore, public std::enable_shared_from_this
     const Pending pending = TakePending(id);
     {
       absl::MutexLock lock(&mutex_);
-      if (!connection_->alive()) Break(connection_->end_status());
+      if (!session_->alive()) Break(session_->end_status());
       if (!status.ok() && absl::Now() >= deadline_) {
         Break(transport_->ExplainDeadline(status, pending.begin));
       }
@@ -121,7 +120,7 @@ class LocalStream final : public StreamCore, public std::enable_shared_from_this
 
   const std::shared_ptr<LocalTransport> transport_;
   const absl::Time deadline_;
-  std::shared_ptr<LocalConnection> connection_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<LocalSession> session_ ABSL_GUARDED_BY(mutex_);
   size_t unfinished_ ABSL_GUARDED_BY(mutex_) = 0;  // requests whose callback has not returned
 };
 

@@ -48,15 +48,15 @@ absl::Status CheckOptions(absl::string_view path, const ClientOptions& options) 
 // A lease of a connection, which ends with it.
 class LocalLease final : public HeldLease {
  public:
-  LocalLease(std::string id, const std::shared_ptr<LocalConnection>& connection)
-      : HeldLease(std::move(id)), connection_(connection) {}
+  LocalLease(std::string id, const std::shared_ptr<LocalSession>& session)
+      : HeldLease(std::move(id)), session_(session) {}
   bool ended() override {
-    const std::shared_ptr<LocalConnection> on = connection_.lock();
+    const std::shared_ptr<LocalSession> on = session_.lock();
     return on == nullptr || !on->alive();
   }
 
  private:
-  const std::weak_ptr<LocalConnection> connection_;
+  const std::weak_ptr<LocalSession> session_;
 };
 
 }  // namespace
@@ -73,16 +73,16 @@ LocalTransport::LocalTransport(std::string path, const ClientOptions& options)
       spin_(options.local_spin),
       timeout_(options.timeout) {}
 
-absl::StatusOr<std::shared_ptr<LocalConnection>> LocalTransport::Connect(SteadyTime deadline) {
-  const auto connected = [this]() -> std::shared_ptr<LocalConnection> {
+absl::StatusOr<std::shared_ptr<LocalSession>> LocalTransport::Connect(SteadyTime deadline) {
+  const auto connected = [this]() -> std::shared_ptr<LocalSession> {
     absl::MutexLock lock(&mutex_);
-    return connection_ != nullptr && connection_->alive() ? connection_ : nullptr;
+    return session_ != nullptr && session_->alive() ? session_ : nullptr;
   };
-  if (auto connection = connected(); connection != nullptr) return connection;
-  std::shared_ptr<LocalConnection> old;  // destroyed without the locks: its callbacks may come here
+  if (auto session = connected(); session != nullptr) return session;
+  std::shared_ptr<LocalSession> old;  // destroyed without the locks: its callbacks may come here
   const TimedMutex::Lock connect_lock(&connect_mutex_, deadline);
   if (!connect_lock.status().ok()) return ToAbsl(connect_lock.status());
-  if (auto connection = connected(); connection != nullptr) return connection;
+  if (auto session = connected(); session != nullptr) return session;
   if (std::chrono::steady_clock::now() >= deadline) return ToAbsl(TooLate());
   std::shared_ptr<Connection> made;
   absl::Status status = ToAbsl(Connection::Connect(path_, &made));
@@ -92,54 +92,54 @@ absl::StatusOr<std::shared_ptr<LocalConnection>> LocalTransport::Connect(SteadyT
     return NotConnected(
         absl::Status(status.code(), absl::StrCat("local:", path_, ": ", status.message())));
   }
-  auto connection = std::make_shared<LocalConnection>(std::move(made), &regions_, spin_);
+  auto session = std::make_shared<LocalSession>(std::move(made), &regions_, spin_);
   std::vector<Shared> registered;
   {
     absl::MutexLock lock(&mutex_);
     registered = shared_;
   }
-  for (Shared& shared : registered) Register(connection.get(), deadline, &shared);
+  for (Shared& shared : registered) Register(session.get(), deadline, &shared);
   absl::MutexLock lock(&mutex_);
-  old = std::exchange(connection_, connection);
+  old = std::exchange(session_, session);
   for (Shared& shared : registered) {
     const auto it = Find(shared_, shared.memory.get());
     if (it != shared_.end()) {
       Publish(shared);
       *it = std::move(shared);
     } else if (shared.status.ok()) {  // removed in the meantime
-      connection->connection().Unregister(shared.id);
+      session->connection().Unregister(shared.id);
     }
   }
-  return connection;
+  return session;
 }
 
 absl::Status LocalTransport::Call(const google::protobuf::Message& request, const CallOptions& call,
                                   google::protobuf::Message* response) {
   const SteadyTime deadline = ToSteady(*call.deadline);
-  const absl::StatusOr<std::shared_ptr<LocalConnection>> connection = Connect(deadline);
-  if (!connection.ok()) return connection.status();
-  return (*connection)->Call(request, deadline, response);
+  const absl::StatusOr<std::shared_ptr<LocalSession>> session = Connect(deadline);
+  if (!session.ok()) return session.status();
+  return (*session)->Call(request, deadline, response);
 }
 
 absl::Status LocalTransport::Attend(const AttendRequest& request, const CallOptions& call,
                                     AttendResult* result) {
   const SteadyTime deadline = ToSteady(*call.deadline);
-  const absl::StatusOr<std::shared_ptr<LocalConnection>> connection = Connect(deadline);
-  if (!connection.ok()) return connection.status();
-  return (*connection)->Attend(request, deadline, result);
+  const absl::StatusOr<std::shared_ptr<LocalSession>> session = Connect(deadline);
+  if (!session.ok()) return session.status();
+  return (*session)->Attend(request, deadline, result);
 }
 
 absl::StatusOr<v1::LoadSequenceResponse> LocalTransport::LoadRows(const RowsToLoad& rows,
                                                                   const CallOptions& call) {
   const SteadyTime deadline = ToSteady(*call.deadline);
-  const absl::StatusOr<std::shared_ptr<LocalConnection>> connection = Connect(deadline);
-  if (!connection.ok()) return connection.status();
+  const absl::StatusOr<std::shared_ptr<LocalSession>> session = Connect(deadline);
+  if (!session.ok()) return session.status();
   const uint64_t chunk_rows = std::min(ChunkRows(rows, Sequence::kMessageBytes), rows.num_rows);
   const size_t tensor_bytes = chunk_rows * rows.RowBytes();
   const size_t value_offset =
       (tensor_bytes + BlockPool::kAlignment - 1) / BlockPool::kAlignment * BlockPool::kAlignment;
   BlockPool::Block block;
-  absl::Status status = (*connection)->Allocate(value_offset + tensor_bytes, deadline, &block);
+  absl::Status status = (*session)->Allocate(value_offset + tensor_bytes, deadline, &block);
   if (!status.ok()) return status;
   v1::LoadSequenceResponse response;
   for (uint64_t first = 0; first < rows.num_rows; first += chunk_rows) {
@@ -155,7 +155,7 @@ absl::StatusOr<v1::LoadSequenceResponse> LocalTransport::LoadRows(const RowsToLo
     };
     set_range(0, chunk.mutable_key_range());
     set_range(value_offset, chunk.mutable_value_range());
-    status = (*connection)->Call(chunk, deadline, &response);
+    status = (*session)->Call(chunk, deadline, &response);
     if (!status.ok()) return status;
   }
   return response;
@@ -163,13 +163,13 @@ absl::StatusOr<v1::LoadSequenceResponse> LocalTransport::LoadRows(const RowsToLo
 
 absl::StatusOr<std::unique_ptr<HeldLease>> LocalTransport::HoldLease(const CallOptions& call) {
   const SteadyTime deadline = ToSteady(*call.deadline);
-  const absl::StatusOr<std::shared_ptr<LocalConnection>> connection = Connect(deadline);
-  if (!connection.ok()) return connection.status();
+  const absl::StatusOr<std::shared_ptr<LocalSession>> session = Connect(deadline);
+  if (!session.ok()) return session.status();
   v1::HoldLeaseResponse response;
-  const absl::Status status = (*connection)->Call(v1::HoldLeaseRequest(), deadline, &response);
+  const absl::Status status = (*session)->Call(v1::HoldLeaseRequest(), deadline, &response);
   if (!status.ok()) return status;
   if (response.lease_id().empty()) return absl::InternalError("reply: no lease_id");
-  return std::make_unique<LocalLease>(response.lease_id(), *connection);
+  return std::make_unique<LocalLease>(response.lease_id(), *session);
 }
 
 absl::StatusOr<HealthStatus> LocalTransport::CheckHealth(absl::string_view service,
@@ -183,12 +183,6 @@ absl::StatusOr<HealthStatus> LocalTransport::CheckHealth(absl::string_view servi
   return HealthStatus::kServing;
 }
 
-absl::Status LocalTransport::Echo(absl::Span<const std::byte> /*payload*/,
-                                  absl::Span<std::byte> /*reply*/, const CallOptions& /*call*/) {
-  return absl::UnimplementedError(
-      "/flashcore.v1.DebugService/Echo: not over the local socket; use an address of gRPC");
-}
-
 bool LocalTransport::WaitForConnected(absl::Time deadline) {
   while (true) {
     if (Connect(ToSteady(deadline)).ok()) return true;
@@ -197,9 +191,9 @@ bool LocalTransport::WaitForConnected(absl::Time deadline) {
   }
 }
 
-void LocalTransport::Register(LocalConnection* connection, SteadyTime deadline, Shared* shared) {
+void LocalTransport::Register(LocalSession* session, SteadyTime deadline, Shared* shared) {
   shared->status = ToAbsl(
-      connection->connection().Register(*shared->memory, shared->read_only, deadline, &shared->id));
+      session->connection().Register(*shared->memory, shared->read_only, deadline, &shared->id));
 }
 
 void LocalTransport::Publish(const Shared& shared) {
@@ -217,16 +211,16 @@ absl::StatusOr<std::shared_ptr<Memory>> LocalTransport::CreateMemory(size_t byte
   absl::Status status = ToAbsl(Memory::Create(bytes, shared.memory.get()));
   if (!status.ok()) return status;
   const SteadyTime deadline = ToSteady(*call.deadline);
-  const absl::StatusOr<std::shared_ptr<LocalConnection>> connected = Connect(deadline);
+  const absl::StatusOr<std::shared_ptr<LocalSession>> connected = Connect(deadline);
   if (!connected.ok()) return connected.status();
   const TimedMutex::Lock connect_lock(&connect_mutex_, deadline);  // no new connection meanwhile
   if (!connect_lock.status().ok()) return ToAbsl(connect_lock.status());
-  std::shared_ptr<LocalConnection> connection;
+  std::shared_ptr<LocalSession> session;
   {
     absl::MutexLock lock(&mutex_);
-    connection = connection_;
+    session = session_;
   }
-  Register(connection.get(), deadline, &shared);
+  Register(session.get(), deadline, &shared);
   absl::MutexLock lock(&mutex_);
   Publish(shared);
   if (!shared.status.ok()) return shared.status;
@@ -236,7 +230,7 @@ absl::StatusOr<std::shared_ptr<Memory>> LocalTransport::CreateMemory(size_t byte
 
 void LocalTransport::RemoveMemory(const Memory* memory) {
   std::string id;
-  std::shared_ptr<LocalConnection> connection;
+  std::shared_ptr<LocalSession> session;
   {
     absl::MutexLock lock(&mutex_);
     const auto it = Find(shared_, memory);
@@ -244,15 +238,15 @@ void LocalTransport::RemoveMemory(const Memory* memory) {
     if (it->status.ok()) id = it->id;
     shared_.erase(it);
     regions_.Remove(memory->data());
-    connection = connection_;
+    session = session_;
   }
-  if (!id.empty()) connection->connection().Unregister(id);
+  if (!id.empty()) session->connection().Unregister(id);
 }
 
 bool LocalTransport::HasMemory(const Memory* memory) const {
   absl::MutexLock lock(&mutex_);
   const auto it = Find(shared_, memory);
-  return it != shared_.end() && it->status.ok() && connection_->alive();
+  return it != shared_.end() && it->status.ok() && session_->alive();
 }
 
 }  // namespace flashcore::client::local

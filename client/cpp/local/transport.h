@@ -11,7 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "client/cpp/local/local_connection.h"
+#include "client/cpp/local/local_session.h"
 #include "client/cpp/memory.h"
 #include "client/cpp/transport.h"
 #include "client/local/memory.h"
@@ -39,12 +39,6 @@ class LocalTransport final : public Transport, public std::enable_shared_from_th
   // The local socket has no health service. A server that drains answers UNAVAILABLE.
   absl::StatusOr<HealthStatus> CheckHealth(absl::string_view service,
                                            const CallOptions& call) override;
-  // UNIMPLEMENTED.
-  absl::Status Echo(absl::Span<const std::byte> payload, absl::Span<std::byte> reply,
-                    const CallOptions& call) override;
-  std::shared_ptr<StreamCore> OpenEchoStream(const StreamOptions& /*options*/) override {
-    return nullptr;
-  }
   absl::StatusOr<std::shared_ptr<Memory>> CreateMemory(size_t bytes, bool inputs_only,
                                                        const CallOptions& call) override
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -52,8 +46,8 @@ class LocalTransport final : public Transport, public std::enable_shared_from_th
   bool HasMemory(const Memory* memory) const override ABSL_LOCKS_EXCLUDED(mutex_);
   bool WaitForConnected(absl::Time deadline) override;
 
-  // The connection, connected. UNAVAILABLE if there is no server.
-  absl::StatusOr<std::shared_ptr<LocalConnection>> Connect(SteadyTime deadline)
+  // The session, connected. UNAVAILABLE if there is no server.
+  absl::StatusOr<std::shared_ptr<LocalSession>> Connect(SteadyTime deadline)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The memory that the server has.
   const RegionTable& regions() const { return regions_; }
@@ -69,8 +63,8 @@ class LocalTransport final : public Transport, public std::enable_shared_from_th
     absl::Status status = {};  // of the last registration
   };
 
-  // With `connection`. Maps and pins the memory: takes seconds for each GiB.
-  static void Register(LocalConnection* connection, SteadyTime deadline, Shared* shared);
+  // With `session`. Maps and pins the memory: takes seconds for each GiB.
+  static void Register(LocalSession* session, SteadyTime deadline, Shared* shared);
   // Tensors in the region stay there from now on; or are copied, if the registration failed.
   void Publish(const Shared& shared) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -81,7 +75,7 @@ class LocalTransport final : public Transport, public std::enable_shared_from_th
   RegionTable regions_;
   TimedMutex connect_mutex_;  // one attempt to connect at a time
   mutable absl::Mutex mutex_;
-  std::shared_ptr<LocalConnection> connection_ ABSL_GUARDED_BY(mutex_);  // null: not connected yet
+  std::shared_ptr<LocalSession> session_ ABSL_GUARDED_BY(mutex_);  // null: not connected yet
   std::vector<Shared> shared_ ABSL_GUARDED_BY(mutex_);
 };
 

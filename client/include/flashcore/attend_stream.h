@@ -9,7 +9,6 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "flashcore/attend.h"
 
 namespace flashcore {
@@ -80,7 +79,6 @@ class AttendStream {
 
  private:
   friend class Client;
-  friend class EchoStream;
   AttendStream(std::shared_ptr<const client::Connection> connection,
                std::shared_ptr<client::StreamCore> core);
   static std::unique_ptr<AttendStream> Open(
@@ -88,27 +86,6 @@ class AttendStream {
 
   const std::shared_ptr<const client::Connection> connection_;
   const std::shared_ptr<client::StreamCore> core_;  // null: opened in a child that was forked
-};
-
-// The baseline for an AttendStream, from Client::OpenEchoStream: the EchoStream of the
-// DebugService, through the same code as an AttendStream. Thread-safe. UNIMPLEMENTED unless the
-// server runs with --enable_echo, and with a local target.
-class EchoStream {
- public:
-  // As AttendStream::Send. The reply.size() bytes that come back are copied to `reply`.
-  absl::Status Send(const std::string& request_id, absl::Span<const std::byte> payload,
-                    absl::Span<std::byte> reply, AttendStream::Callback done);
-
-  // As AttendStream::Finish.
-  absl::Status Finish();
-
- private:
-  friend class Client;
-  explicit EchoStream(std::unique_ptr<AttendStream> stream);
-  static std::unique_ptr<EchoStream> Open(
-      const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options);
-
-  const std::unique_ptr<AttendStream> stream_;  // null: UNIMPLEMENTED
 };
 
 }  // namespace flashcore

@@ -115,15 +115,6 @@ class Client {
   absl::StatusOr<std::vector<SequenceResult>> ManageSequences(
       absl::Span<const SequenceOperation> operations, const CallOptions& call = {});
 
-  // A baseline for Attend: sends `payload` from where it lies, and copies the reply.size() bytes
-  // that come back to `reply`. UNIMPLEMENTED unless the server runs with --enable_echo, and with a
-  // local target. Never retried.
-  absl::Status Echo(absl::Span<const std::byte> payload, absl::Span<std::byte> reply,
-                    const CallOptions& call = {});
-
-  // Opens an EchoStream, the same for an AttendStream.
-  std::unique_ptr<EchoStream> OpenEchoStream(const StreamOptions& options = {});
-
   // grpc.health.v1 Check. An empty service asks for the whole server; NOT_FOUND if it is unknown.
   // Never retried: that the server cannot be reached is a result. A local target is serving if it
   // answers.

@@ -22,8 +22,8 @@ namespace flashcore {
 //                    CreateSequence, Fork and Append are sent once; so is ManageSequences with a
 //                    Create or Fork
 //   GetServerInfo    always
-// AttendStream, Echo and CheckHealth are never retried. Without retries, too, a call finds a server
-// that is back within 1.5 s.
+// AttendStream and CheckHealth are never retried. Without retries, too, a call finds a server that
+// is back within 1.5 s.
 struct RetryPolicy {
   int max_attempts = 0;  // 1: no retries; 0: as many as the deadline allows
   // Wait before attempt n + 1: uniform in [1/2, 1] of min(initial * 2^(n-1), max). Over gRPC it

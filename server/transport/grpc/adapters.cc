@@ -14,7 +14,8 @@
 #include "grpcpp/alarm.h"
 #include "grpcpp/security/auth_context.h"
 #include "grpcpp/support/slice.h"
-#include "proto/wire/grpc_compat.h"
+#include "proto/grpc/grpc_compat.h"
+#include "proto/grpc/message_view.h"
 #include "server/base/mutex.h"
 #include "server/transport/rpc/convert.h"
 
@@ -95,13 +96,13 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
                       message.details().empty() ? "" : message.SerializeAsString());
 }
 
-RequestMessage ToRequestMessage(grpc::ByteBuffer* message) {
-  return {*message, [message] { ReleaseMessage(message); }};
+RequestMessage ToRequestMessage(const grpc::ByteBuffer* message) {
+  return {wire::ViewOf(*message), [message] { ReleaseMessage(message); }};
 }
 
-void ReleaseMessage(grpc::ByteBuffer* message) {
+void ReleaseMessage(const grpc::ByteBuffer* message) {
   const bool trim = message->Length() >= kTrimBytes;
-  message->Clear();
+  const_cast<grpc::ByteBuffer*>(message)->Clear();
   if (trim) malloc_trim(0);
 }
 

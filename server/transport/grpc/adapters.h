@@ -25,11 +25,12 @@ namespace flashcore::server {
 
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
-// `*message` outlives the result, which clears it. gRPC owns a message until the RPC ends, but
-// allows it to be cleared earlier, which frees the network's memory early.
-RequestMessage ToRequestMessage(grpc::ByteBuffer* message);
+// `*message` outlives the result, which clears it. gRPC owns a message until the RPC ends, and
+// hands that of a unary RPC out as const, but allows it to be cleared earlier, which frees the
+// network's memory early.
+RequestMessage ToRequestMessage(const grpc::ByteBuffer* message);
 // Clears `*message`; after a large one, also returns the freed heap to the system.
-void ReleaseMessage(grpc::ByteBuffer* message);
+void ReleaseMessage(const grpc::ByteBuffer* message);
 
 grpc::ByteBuffer ToByteBuffer(const std::string& message);
 // Copies no staged bytes: slices point at them. Their memory goes back when gRPC drops the slices.

@@ -4,8 +4,8 @@
 #include <iterator>
 
 #include "grpcpp/support/byte_buffer.h"
-#include "grpcpp/support/proto_buffer_reader.h"
-#include "proto/wire/grpc_compat.h"
+#include "proto/grpc/grpc_compat.h"
+#include "proto/grpc/message_view.h"
 #include "server/transport/grpc/attend_stream.h"
 #include "server/transport/grpc/hold_lease.h"
 #include "server/transport/grpc/load_sequence.h"
@@ -21,7 +21,7 @@ namespace {
 class AttendReactor final : public UnaryReactor {
  public:
   AttendReactor(const Exchange::Origin& origin, grpc::CallbackServerContext* call,
-                grpc::ByteBuffer* message, grpc::ByteBuffer* response)
+                const grpc::ByteBuffer* message, grpc::ByteBuffer* response)
       : UnaryReactor(origin.context, origin.rpc, call),
         request_(this, origin, message),
         response_(response) {}
@@ -31,7 +31,7 @@ class AttendReactor final : public UnaryReactor {
  private:
   class Request final : public Exchange {
    public:
-    Request(AttendReactor* reactor, const Origin& origin, grpc::ByteBuffer* message)
+    Request(AttendReactor* reactor, const Origin& origin, const grpc::ByteBuffer* message)
         : Exchange(origin, ToRequestMessage(message)), reactor_(*reactor) {}
 
     void Start(TimePoint deadline, absl::StatusOr<Identity> client) {
@@ -96,7 +96,7 @@ AttentionService::AttentionService(AttentionMethods* methods)
   const auto hold_lease = [this, rpc = methods_->Rpc("HoldLease", "grpc")](
                               grpc::CallbackServerContext* call, const grpc::ByteBuffer* request) {
     v1::HoldLeaseRequest message;
-    absl::Status status = Parse(const_cast<grpc::ByteBuffer*>(request), &message);
+    absl::Status status = Parse(*request, &message);
     if (status.ok()) status = CheckKnownFields(message);
     return new HoldLeaseReactor(methods_->fleet(), &streams_, context_, rpc, call, status);
   };
@@ -106,14 +106,14 @@ AttentionService::AttentionService(AttentionMethods* methods)
 }
 
 template <typename Request>
-absl::Status AttentionService::Parse(grpc::ByteBuffer* message, Request* request) const {
-  absl::Status status = CheckMessageBytes(*context_, message->Length());
-  if (status.ok()) {
-    grpc::ProtoBufferReader reader(message);
-    if (!request->ParseFromZeroCopyStream(&reader)) {
+absl::Status AttentionService::Parse(const grpc::ByteBuffer& message, Request* request) const {
+  absl::Status status = CheckMessageBytes(*context_, message.Length());
+  if (!status.ok()) return status;
+  wire::ViewOf(message).Read([&](google::protobuf::io::ZeroCopyInputStream* stream) {
+    if (!request->ParseFromZeroCopyStream(stream)) {
       status = absl::InvalidArgumentError("message: not well-formed protobuf");
     }
-  }
+  });
   return status;
 }
 
@@ -135,7 +135,7 @@ void AttentionService::AddTensorMethods() {
   const auto attend = [deadline_of, origin = OriginOf("Attend")](CallbackServerContext* call,
                                                                  const ByteBuffer* request,
                                                                  ByteBuffer* response) {
-    auto* reactor = new AttendReactor(origin, call, const_cast<ByteBuffer*>(request), response);
+    auto* reactor = new AttendReactor(origin, call, request, response);
     reactor->Start(deadline_of(call));
     return reactor;
   };
@@ -162,7 +162,7 @@ void AttentionService::Add(const char* name, AttentionMethods::Method<Request, R
   const auto answer = [this, rpc = methods_->Rpc(name, "grpc"), method](
                           grpc::CallbackServerContext* call, const grpc::ByteBuffer* request,
                           grpc::ByteBuffer* response) {
-    return Answer(rpc, call, const_cast<grpc::ByteBuffer*>(request), response, method);
+    return Answer(rpc, call, request, response, method);
   };
   MarkMethodRawCallback(IndexOf(name),
                         new grpc_compat::UnaryHandler<grpc::ByteBuffer, grpc::ByteBuffer>(answer));
@@ -170,14 +170,14 @@ void AttentionService::Add(const char* name, AttentionMethods::Method<Request, R
 
 template <typename Request, typename Response>
 grpc::ServerUnaryReactor* AttentionService::Answer(
-    RpcMetrics* rpc, grpc::CallbackServerContext* call, grpc::ByteBuffer* message,
+    RpcMetrics* rpc, grpc::CallbackServerContext* call, const grpc::ByteBuffer* message,
     grpc::ByteBuffer* reply, AttentionMethods::Method<Request, Response> method) {
   auto* reactor = new AnswerReactor(context_, rpc, call);
   const absl::StatusOr<Identity> client = reactor->Admit();
   absl::Status status = client.status();
   Request request;
   Response response;
-  if (status.ok()) status = Parse(message, &request);
+  if (status.ok()) status = Parse(*message, &request);
   ReleaseMessage(message);
   if (status.ok()) status = methods_->Run(method, *client, request, &response);
   if (status.ok()) *reply = ToByteBuffer(response.SerializeAsString());

@@ -36,11 +36,11 @@ class AttentionService final : public v1::AttentionService::Service {
   void Add(const char* name, AttentionMethods::Method<Request, Response> method);
   // RESOURCE_EXHAUSTED if the message is larger than allowed; INVALID_ARGUMENT if it is malformed.
   template <typename Request>
-  absl::Status Parse(grpc::ByteBuffer* message, Request* request) const;
+  absl::Status Parse(const grpc::ByteBuffer& message, Request* request) const;
   // Runs `method`, if the client is admitted.
   template <typename Request, typename Response>
   grpc::ServerUnaryReactor* Answer(RpcMetrics* rpc, grpc::CallbackServerContext* call,
-                                   grpc::ByteBuffer* message, grpc::ByteBuffer* reply,
+                                   const grpc::ByteBuffer* message, grpc::ByteBuffer* reply,
                                    AttentionMethods::Method<Request, Response> method);
   Exchange::Origin OriginOf(const char* method) const;
 

@@ -8,7 +8,7 @@
 #include "grpc/reflection/v1/reflection.grpc.pb.h"
 #include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
 #include "grpcpp/support/server_callback.h"
-#include "proto/wire/grpc_compat.h"
+#include "proto/grpc/grpc_compat.h"
 #include "server/transport/grpc/unary_reactor.h"
 #include "server/transport/rpc/convert.h"
 

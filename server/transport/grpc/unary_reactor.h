@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "grpcpp/server_context.h"
-#include "proto/wire/grpc_compat.h"
+#include "proto/grpc/grpc_compat.h"
 #include "server/request/identity.h"
 #include "server/transport/grpc/adapters.h"
 #include "server/transport/rpc/rpc_scope.h"

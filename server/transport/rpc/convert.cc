@@ -35,6 +35,14 @@ absl::Status ToMask(const v1::Mask& mask, kernels::Mask* out) {
   }
 }
 
+absl::Status ParseTerms(const v1::AttendRequest& message, kernels::Terms* terms) {
+  // head_dim may be 0 here; validation rejects it before the scale is used.
+  terms->softmax_scale = message.has_softmax_scale()
+                             ? message.softmax_scale()
+                             : 1.0f / std::sqrt(static_cast<float>(message.head_dim()));
+  return ToMask(message.mask(), &terms->mask);
+}
+
 absl::Status ToRange(const v1::MemoryRange& message, const char* field, const Regions* regions,
                      MemoryRange* range) {
   if (regions == nullptr) {
@@ -202,7 +210,7 @@ absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request)
   if (absl::Status status = ToLayout(message.layout(), &request->layout); !status.ok()) {
     return status;
   }
-  if (absl::Status status = ToMask(message.mask(), &request->mask); !status.ok()) return status;
+  if (absl::Status status = ParseTerms(message, &request->terms); !status.ok()) return status;
   if (absl::Status status = ToPrecision(message.precision(), &request->precision); !status.ok()) {
     return status;
   }
@@ -212,10 +220,6 @@ absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request)
   request->layer = message.layer();
   request->timeout_ns = message.timeout_ns();
   request->return_lse = message.return_lse();
-  // head_dim may be 0 here; validation rejects it before the scale is used.
-  request->softmax_scale = message.has_softmax_scale()
-                               ? message.softmax_scale()
-                               : 1.0f / std::sqrt(static_cast<float>(message.head_dim()));
   request->spans.reserve(message.spans_size());
   for (const v1::Span& span : message.spans()) {
     SpanShape& shape = request->spans.emplace_back();

@@ -35,36 +35,28 @@ void EmptyAndClose(FileDescriptor* socket) {
 }  // namespace
 
 void PassedFiles::Closer::Add(absl::string_view client, FairJobs::Job close, size_t most) {
-  bool is_too_many = false;
+  Shares::Client* waiting = nullptr;  // null: too many of the client wait
   {
     MutexLock lock(&mutex_);
-    size_t& waiting = waiting_[std::string(client)];
-    is_too_many = waiting >= most;
-    if (!is_too_many) ++waiting;
+    if (waiting_.held(client) < most) waiting = waiting_.Take(client, 1);
   }
-  if (is_too_many) {
+  if (waiting == nullptr) {
     const InterruptedWaits interrupted(InterruptedWaits::kAtOnce);
     return close();
   }
-  jobs_.Add(client, [this, name = std::string(client), close = std::move(close)]() mutable {
+  jobs_.Add(client, [this, waiting, close = std::move(close)]() mutable {
     {
       const InterruptedWaits interrupted(InterruptedWaits::kAtOnce);
       close();
     }
-    Done(name);
+    MutexLock lock(&mutex_);
+    waiting_.Give(waiting, 1);
   });
-}
-
-void PassedFiles::Closer::Done(const std::string& client) {
-  MutexLock lock(&mutex_);
-  const auto found = waiting_.find(client);
-  if (--found->second == 0) waiting_.erase(found);
 }
 
 size_t PassedFiles::Closer::waiting(absl::string_view client) const {
   MutexLock lock(&mutex_);
-  const auto found = waiting_.find(client);
-  return found == waiting_.end() ? 0 : found->second;
+  return waiting_.held(client);
 }
 
 void PassedFiles::Close(absl::string_view client, FileDescriptor file) {

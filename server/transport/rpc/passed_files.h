@@ -13,14 +13,13 @@
 #define FLASHCORE_SERVER_TRANSPORT_RPC_PASSED_FILES_H_
 
 #include <cstddef>
-#include <map>
-#include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
 #include "server/base/mutex.h"
 #include "server/base/socket.h"
 #include "server/sharing/fair_jobs.h"
+#include "server/sharing/shares.h"
 
 namespace flashcore::server {
 
@@ -57,11 +56,9 @@ class PassedFiles {
     size_t waiting(absl::string_view client) const ABSL_LOCKS_EXCLUDED(mutex_);
 
    private:
-    void Done(const std::string& client) ABSL_LOCKS_EXCLUDED(mutex_);
-
     mutable Mutex mutex_;
-    std::map<std::string, size_t, std::less<>> waiting_ ABSL_GUARDED_BY(mutex_);  // by client
-    FairJobs jobs_;  // last: it uses the others
+    Shares waiting_ ABSL_GUARDED_BY(mutex_){{}};  // in files
+    FairJobs jobs_;                               // last: it uses the others
   };
 
   Closer prompt_;

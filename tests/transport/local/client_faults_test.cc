@@ -38,8 +38,7 @@ class LocalClientFaultsTest : public LocalServerTest {
       LocalClient* client, const std::function<void()>& now_and_then = [] {}) {
     const timeval limit = {60, 0};  // a server that neither reads nor ends it is a failure
     setsockopt(client->fd(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
-    v1::LocalRequest request;
-    request.mutable_call()->set_method("GetServerInfo");
+    v1::LocalRequest request = CallOf("GetServerInfo", v1::GetServerInfoRequest());
     for (int calls = 1; calls < 1'000'000; ++calls) {
       request.set_id(client->NextId());
       if (!client->Send(request)) return;
@@ -52,10 +51,7 @@ class LocalClientFaultsTest : public LocalServerTest {
     v1::AttendRequest request = StepRequest({""});
     request.mutable_spans(0)->set_query_rows(rows);
     request.mutable_query()->assign(rows * testing::kRowBytes, '\0');
-    v1::LocalRequest call;
-    call.mutable_call()->set_method("Attend");
-    call.mutable_call()->set_message(request.SerializeAsString());
-    return call;
+    return CallOf("Attend", request);
   }
 };
 
@@ -94,18 +90,11 @@ TEST_F(LocalClientFaultsTest, BadFramesEndTheConnection) {
   for (const std::string& bytes : bad) {
     const auto client = Greeted();
     ASSERT_TRUE(client->SendBytes(bytes));
-    const auto reply = client->Receive();
-    ASSERT_TRUE(reply.has_value());
-    EXPECT_EQ(reply->id(), 0);
-    EXPECT_NE(reply->status().code(), 0);
-    EXPECT_FALSE(client->Receive().has_value());
+    LastWords(client.get());
   }
   LocalClient large(path_);                                          // a Hello is small
   ASSERT_TRUE(large.SendBytes(std::string("\x01\x04\x00\x00", 4)));  // 1 KiB + 1
-  const auto refused = large.Receive();
-  ASSERT_TRUE(refused.has_value());
-  EXPECT_THAT(refused->status().message(), HasSubstr("at most 1024"));
-  EXPECT_FALSE(large.Receive().has_value());
+  EXPECT_THAT(LastWords(&large), HasSubstr("at most 1024"));
   LocalClient rude(path_);  // no Hello
   v1::GetServerInfoResponse info;
   EXPECT_NE(rude.Call("GetServerInfo", v1::GetServerInfoRequest(), &info), absl::OkStatus());
@@ -116,9 +105,8 @@ TEST_F(LocalClientFaultsTest, BadFramesEndTheConnection) {
 TEST_F(LocalClientFaultsTest, FramesMayComeInPieces) {
   StartLocal();
   const auto client = Greeted();
-  v1::LocalRequest request;
+  v1::LocalRequest request = CallOf("GetServerInfo", v1::GetServerInfoRequest());
   request.set_id(9);
-  request.mutable_call()->set_method("GetServerInfo");
   const std::string bytes = request.SerializeAsString();
   ASSERT_TRUE(client->SendBytes(std::string{static_cast<char>(bytes.size())}));
   ASSERT_TRUE(client->SendBytes(std::string(3, '\0')));
@@ -131,9 +119,8 @@ TEST_F(LocalClientFaultsTest, StrayFilesEndTheConnection) {
   const int before = OpenFiles();
   for (int i = 0; i < 20; ++i) {
     const auto client = Greeted();
-    v1::LocalRequest request;
+    v1::LocalRequest request = CallOf("GetServerInfo", v1::GetServerInfoRequest());
     request.set_id(9);
-    request.mutable_call()->set_method("GetServerInfo");
     ASSERT_TRUE(client->Send(request, STDERR_FILENO));
     while (client->Receive().has_value()) {
     }
@@ -146,17 +133,12 @@ TEST_F(LocalClientFaultsTest, AnIdInUseEndsTheConnection) {
   StartLocal();
   Lane lane(path_);
   gate_.SetOpen(false);
-  v1::LocalRequest call;
+  v1::LocalRequest call = CallOf("Attend", StepRequest({lane.Create()}));
   call.set_id(77);
-  call.mutable_call()->set_method("Attend");
-  call.mutable_call()->set_message(StepRequest({lane.Create()}).SerializeAsString());
   ASSERT_TRUE(lane.client.Send(call));
   ASSERT_TRUE(WaitForArrived(1));
   ASSERT_TRUE(lane.client.Send(call));
-  const auto reply = lane.client.Receive();
-  ASSERT_TRUE(reply.has_value());
-  EXPECT_EQ(reply->id(), 0);
-  EXPECT_THAT(reply->status().message(), HasSubstr("77"));
+  EXPECT_THAT(LastWords(&lane.client), HasSubstr("77"));
   gate_.SetOpen(true);
   EXPECT_TRUE(AllConnectionsEnd());
 }

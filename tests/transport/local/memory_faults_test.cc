@@ -292,11 +292,7 @@ TEST_F(LocalMemoryFaultsTest, BrokenCountersEndTheConnection) {
     ASSERT_EQ(lane.Attend(lane.Step(lane.Create())), absl::OkStatus());
     break_it(lane.ring.header());
     eventfd_write(lane.ring.doorbell(), 1);
-    const auto reply = lane.client.Receive();
-    ASSERT_TRUE(reply.has_value());
-    EXPECT_EQ(reply->id(), 0);
-    EXPECT_THAT(reply->status().message(), HasSubstr("ring: the counter"));
-    EXPECT_FALSE(lane.client.Receive().has_value());
+    EXPECT_THAT(LastWords(&lane.client), HasSubstr("ring: the counter"));
     EXPECT_EQ(witness.Attend(witness.Step(id)), absl::OkStatus());
   }
 }
@@ -308,9 +304,7 @@ TEST_F(LocalMemoryFaultsTest, ASlotLargerThanASlotEndsTheConnection) {
   std::memcpy(lane.ring.SubmissionSlot(0), &header, sizeof(header));
   lane.ring.header()->submitted = 1;
   eventfd_write(lane.ring.doorbell(), 1);
-  const auto reply = lane.client.Receive();
-  ASSERT_TRUE(reply.has_value());
-  EXPECT_THAT(reply->status().message(), HasSubstr("it has room for 1000"));
+  EXPECT_THAT(LastWords(&lane.client), HasSubstr("it has room for 1000"));
   ExpectAlive();
 }
 
@@ -372,9 +366,7 @@ TEST_F(LocalMemoryFaultsTest, AClientThatDoesNotReceiveStopsOnlyItself) {
   EXPECT_EQ(lane.Attend(request), absl::OkStatus());
   // One more than the ring holds is against the rules.
   for (int i = 0; i < 9; ++i) lane.ring.Submit(i, request);
-  const auto reply = lane.client.Receive();
-  ASSERT_TRUE(reply.has_value());
-  EXPECT_EQ(reply->id(), 0);
+  LastWords(&lane.client);
 }
 
 TEST_F(LocalMemoryFaultsTest, TheDoorbellMayBeRungAtAnyTime) {

@@ -27,11 +27,50 @@ using testing::StepRequest;
 class LocalTest : public LocalServerTest {
  protected:
   double Requests(const char* method) const { return GatedServerTest::Requests(method, "local"); }
-  static v1::LocalRequest CallOf(const char* method, const google::protobuf::Message& request) {
-    v1::LocalRequest call;
-    call.mutable_call()->set_method(method);
-    call.mutable_call()->set_message(request.SerializeAsString());
-    return call;
+  static absl::Status GetInfo(LocalClient* client) {
+    v1::GetServerInfoResponse info;
+    return client->Call("GetServerInfo", v1::GetServerInfoRequest(), &info);
+  }
+  // Sends them at once, each with the client's next id. Returns the first one's.
+  static uint64_t SendTo(LocalClient* client, std::vector<v1::LocalRequest> requests,
+                         int file = -1) {
+    std::string frames;
+    for (v1::LocalRequest& request : requests) {
+      request.set_id(client->NextId());
+      frames += wire::Frame(request.SerializeAsString());
+    }
+    EXPECT_TRUE(client->SendBytes(frames, file));
+    return requests.front().id();
+  }
+  // The next reply is that to the request `id`, 0: to any, with this status.
+  static void ExpectReply(LocalClient* client, uint64_t id,
+                          absl::StatusCode code = absl::StatusCode::kOk) {
+    const auto reply = client->Receive();
+    ASSERT_TRUE(reply.has_value());
+    EXPECT_TRUE(id == 0 || reply->id() == id) << reply->id();
+    EXPECT_EQ(reply->status().code(), static_cast<int>(code)) << reply->status().message();
+  }
+  // A request with tag 1 in the lane's ring that waits in the device until the gate opens.
+  [[nodiscard]] bool SubmitAtGate(Lane* lane, const v1::AttendRequest& request) {
+    gate_.SetOpen(false);
+    lane->ring.Submit(1, request);
+    return WaitForArrived(1);
+  }
+  [[nodiscard]] bool SubmitAtGate(Lane* lane) {
+    return SubmitAtGate(lane, lane->Step(lane->Create()));
+  }
+  // With a fake clock, and room for so many connections of this user.
+  void StartWithRoomFor(int connections) {
+    clock_ = &fake_clock_;
+    Server::Options options = LocalServerOptions();
+    options.connections.max_per_host = connections;
+    StartLocal(options);
+  }
+  [[nodiscard]] bool WaitForConnections(int count) {
+    return testing::WaitUntil([&] { return metrics_->local_connections.Value() == count; });
+  }
+  std::future<bool> StartDrain() {
+    return std::async(std::launch::async, [this] { return server_->Drain(absl::Seconds(60)); });
   }
 };
 
@@ -224,19 +263,15 @@ TEST_F(LocalTest, DeadlinesAndCancellationsReachTheQueue) {
   ClientRing other;
   ASSERT_EQ(other.Open(&lane.client, lane.memory, lane.region, 16 * kPage, 8, 1024),
             absl::OkStatus());
-  const std::string id = lane.Create();
-  gate_.SetOpen(false);
-  lane.ring.Submit(1, lane.Step(id));
-  ASSERT_TRUE(WaitForArrived(1));
+  ASSERT_TRUE(SubmitAtGate(&lane));
   lane.ring.Submit(2, lane.Step(lane.Create()), /*timeout_ns=*/1);
   lane.ring.Submit(3, lane.Step(lane.Create()));
   ASSERT_TRUE(WaitForQueued(2));
   v1::LocalRequest cancel;
-  cancel.set_id(lane.client.NextId());
   cancel.mutable_cancel()->set_in_ring(true);
   cancel.mutable_cancel()->set_ring(lane.ring.number());
   cancel.mutable_cancel()->set_tag(3);
-  ASSERT_TRUE(lane.client.Send(cancel));
+  SendTo(&lane.client, {cancel});
   // The server does what a connection sends in its order.
   v1::LocalRequest close;
   close.mutable_close_ring()->set_ring(other.number());
@@ -258,48 +293,30 @@ TEST_F(LocalTest, DeadlinesAndCancellationsReachTheQueue) {
 TEST_F(LocalTest, ACancelledCallIsAnswered) {
   StartLocal();
   Lane lane(path_);
-  gate_.SetOpen(false);
-  lane.ring.Submit(1, lane.Step(lane.Create()));
-  ASSERT_TRUE(WaitForArrived(1));
-  v1::LocalRequest call = CallOf("Attend", StepRequest({lane.Create()}));
-  call.set_id(lane.client.NextId());
-  ASSERT_TRUE(lane.client.Send(call));
+  ASSERT_TRUE(SubmitAtGate(&lane));
+  const uint64_t id = SendTo(&lane.client, {CallOf("Attend", StepRequest({lane.Create()}))});
   ASSERT_TRUE(WaitForQueued(1));
   v1::LocalRequest cancel;
-  cancel.set_id(call.id());
+  cancel.set_id(id);
   cancel.mutable_cancel();
   ASSERT_TRUE(lane.client.Send(cancel));
   lane.Create();
   gate_.SetOpen(true);
-  const auto reply = lane.client.Receive();
-  ASSERT_TRUE(reply.has_value());
-  EXPECT_EQ(reply->id(), call.id());
-  EXPECT_EQ(reply->status().code(), static_cast<int>(absl::StatusCode::kCancelled));
+  ExpectReply(&lane.client, id, absl::StatusCode::kCancelled);
 }
 
 TEST_F(LocalTest, AClosedRingIsNotTouched) {
   StartLocal();
   Lane lane(path_);
-  gate_.SetOpen(false);
-  lane.ring.Submit(1, lane.Step(lane.Create()));
-  ASSERT_TRUE(WaitForArrived(1));
+  ASSERT_TRUE(SubmitAtGate(&lane));
   v1::LocalRequest close;
-  close.set_id(lane.client.NextId());
   close.mutable_close_ring()->set_ring(lane.ring.number());
-  ASSERT_TRUE(lane.client.Send(close));
-  EXPECT_EQ(lane.client
-                .Do([&] {
-                  v1::LocalRequest again = close;
-                  return again;
-                }())
-                .code(),
-            absl::StatusCode::kNotFound);  // it is being closed: the first reply is still to come
+  const uint64_t id = SendTo(&lane.client, {close});
+  // It is being closed: the first reply is still to come.
+  EXPECT_EQ(lane.client.Do(close).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(metrics_->local_rings.Value(), 1);
   gate_.SetOpen(true);
-  const auto reply = lane.client.Receive();
-  ASSERT_TRUE(reply.has_value());
-  EXPECT_EQ(reply->id(), close.id());
-  EXPECT_EQ(reply->status().code(), 0);
+  ExpectReply(&lane.client, id);
   EXPECT_EQ(metrics_->local_rings.Value(), 0);
 }
 
@@ -313,9 +330,7 @@ TEST_F(LocalTest, MemoryStaysUntilTheLastRequestHasEnded) {
   request.mutable_output_range()->set_region_id(region);
   request.mutable_output_range()->set_offset(0);
   std::memset(lane.memory.data() + Lane::kTensors, 0x11, kRowBytes);
-  gate_.SetOpen(false);
-  lane.ring.Submit(1, request);
-  ASSERT_TRUE(WaitForArrived(1));
+  ASSERT_TRUE(SubmitAtGate(&lane, request));
   ASSERT_EQ(lane.client.Unregister(region), absl::OkStatus());
   EXPECT_EQ(lane.client.Unregister(region).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(metrics_->shared_memory_regions.Value(), 2);
@@ -333,10 +348,8 @@ TEST_F(LocalTest, ADrainAnswersWhatIsInFlightAndRefusesTheRest) {
   StartLocal();
   Lane lane(path_);
   const v1::AttendRequest request = lane.Step(lane.Create());
-  gate_.SetOpen(false);
-  lane.ring.Submit(1, request);
-  ASSERT_TRUE(WaitForArrived(1));
-  auto drained = std::async(std::launch::async, [&] { return server_->Drain(absl::Seconds(60)); });
+  ASSERT_TRUE(SubmitAtGate(&lane, request));
+  auto drained = StartDrain();
   ASSERT_TRUE(testing::WaitUntil([&] { return metrics_->serving.Value() == 0; }));
   v1::AttendResponse response;
   uint64_t tag = 2;
@@ -359,19 +372,13 @@ TEST_F(LocalTest, ADrainAnswersWhatIsInFlightAndRefusesTheRest) {
 TEST_F(LocalTest, ADrainRefusesCalls) {
   StartLocal();
   Lane lane(path_);
-  gate_.SetOpen(false);
-  lane.ring.Submit(1, lane.Step(lane.Create()));
-  ASSERT_TRUE(WaitForArrived(1));
-  auto drained = std::async(std::launch::async, [&] { return server_->Drain(absl::Seconds(60)); });
+  ASSERT_TRUE(SubmitAtGate(&lane));
+  auto drained = StartDrain();
   absl::Status status;
-  v1::GetServerInfoResponse info;
-  const auto refused = [&] {
-    status = lane.client.Call("GetServerInfo", v1::GetServerInfoRequest(), &info);
-    return !status.ok();
-  };
-  EXPECT_TRUE(testing::WaitUntil(refused));
+  EXPECT_TRUE(testing::WaitUntil([&] { return !(status = GetInfo(&lane.client)).ok(); }));
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(lane.client.Call("ListSequences", v1::ListSequencesRequest(), &info).code(),
+  v1::ListSequencesResponse list;
+  EXPECT_EQ(lane.client.Call("ListSequences", v1::ListSequencesRequest(), &list).code(),
             absl::StatusCode::kUnavailable);
   gate_.SetOpen(true);
   EXPECT_TRUE(drained.get());
@@ -393,27 +400,18 @@ TEST_F(LocalTest, ARegistrationDelaysItsConnectionOnly) {
   const auto client = Greeted(), other = Greeted();
   Memfd memory(kPage);
   v1::LocalRequest registration;
-  registration.set_id(client->NextId());
   registration.mutable_register_memory()->set_bytes(kPage);
-  v1::LocalRequest call = CallOf("GetServerInfo", v1::GetServerInfoRequest());
-  call.set_id(client->NextId());
   gate_.HoldRegistrations(true);
-  ASSERT_TRUE(client->SendBytes(
-      wire::Frame(registration.SerializeAsString()) + wire::Frame(call.SerializeAsString()),
-      memory.fd()));
+  const uint64_t first =
+      SendTo(client.get(), {registration, CallOf("GetServerInfo", v1::GetServerInfoRequest())},
+             memory.fd());
   EXPECT_TRUE(testing::WaitUntil([&] { return gate_.registrations() == 1; }));
-  v1::GetServerInfoResponse info;
   v1::ListSequencesResponse list;
-  EXPECT_EQ(other->Call("GetServerInfo", v1::GetServerInfoRequest(), &info), absl::OkStatus());
+  EXPECT_EQ(GetInfo(other.get()), absl::OkStatus());
   EXPECT_EQ(other->Call("ListSequences", v1::ListSequencesRequest(), &list), absl::OkStatus());
   EXPECT_EQ(Requests("GetServerInfo"), 1);
   gate_.HoldRegistrations(false);
-  for (const uint64_t id : {registration.id(), call.id()}) {
-    const auto reply = client->Receive();
-    ASSERT_TRUE(reply.has_value());
-    EXPECT_EQ(reply->id(), id);
-    EXPECT_EQ(reply->status().code(), 0);
-  }
+  for (const uint64_t id : {first, first + 1}) ExpectReply(client.get(), id);
 }
 
 TEST_F(LocalTest, CallsBeyondTheLimitOfAConnectionAreNotRead) {
@@ -427,20 +425,15 @@ TEST_F(LocalTest, CallsBeyondTheLimitOfAConnectionAreNotRead) {
   chunk.set_rows(1);
   chunk.set_key(std::string(kRowBytes, '\0'));
   chunk.set_value(chunk.key());
-  std::string frames;
+  std::vector<v1::LocalRequest> calls;
   for (int i = 0; i < kCalls; ++i) {
     chunk.set_sequence_id(Create());
-    v1::LocalRequest call =
-        i % 2 == 0 ? CallOf("LoadSequence", chunk) : CallOf("Attend", StepRequest({Create()}));
-    chunk.set_sequence_id("");
-    call.set_id(client->NextId());
-    frames += wire::Frame(call.SerializeAsString());
+    calls.push_back(i % 2 == 0 ? CallOf("LoadSequence", chunk)
+                               : CallOf("Attend", StepRequest({Create()})));
   }
-  v1::LocalRequest one_more = CallOf("GetServerInfo", v1::GetServerInfoRequest());
-  one_more.set_id(client->NextId());
-  frames += wire::Frame(one_more.SerializeAsString());
+  calls.push_back(CallOf("GetServerInfo", v1::GetServerInfoRequest()));
   gate_.SetOpen(false);
-  ASSERT_TRUE(client->SendBytes(frames));
+  SendTo(client.get(), calls);
   ASSERT_TRUE(WaitForArrived(1));
   ASSERT_TRUE(testing::WaitUntil([&] { return metrics_->inflight_requests.Value() >= kCalls; }));
   // Whatever was read before this call would have been answered before it.
@@ -457,72 +450,40 @@ TEST_F(LocalTest, AClientWithoutRoomForCallsIsReadOnceTheyAreAnswered) {
   options.transport_memory_bytes = 64 << 10;  // a quarter of it for one client
   StartLocal(options);
   const auto client = Greeted(), other = Greeted();
-  const std::string padding(2048, 'x');
-  const std::string id = [&] {
-    v1::CreateSequenceResponse response;
-    EXPECT_EQ(client->Call("CreateSequence", testing::CreateRequest(), &response),
-              absl::OkStatus());
-    return response.sequence_id();
-  }();
+  v1::CreateSequenceResponse created;
+  ASSERT_EQ(client->Call("CreateSequence", testing::CreateRequest(), &created), absl::OkStatus());
+  v1::AttendRequest step = StepRequest({created.sequence_id()});
+  step.mutable_spans(0)->set_query_rows(32);  // 2 KiB
+  step.mutable_query()->resize(32 * kRowBytes);
   constexpr int kCalls = 12;
-  std::string frames;
-  for (int i = 0; i < kCalls; ++i) {
-    v1::AttendRequest step = StepRequest({id});
-    step.mutable_spans(0)->set_query_rows(32);  // 2 KiB
-    step.mutable_query()->resize(32 * kRowBytes);
-    v1::LocalRequest call = CallOf("Attend", step);
-    call.set_id(client->NextId());
-    frames += wire::Frame(call.SerializeAsString());
-  }
   gate_.SetOpen(false);
-  ASSERT_TRUE(client->SendBytes(frames));
+  SendTo(client.get(), std::vector<v1::LocalRequest>(kCalls, CallOf("Attend", step)));
   ASSERT_TRUE(WaitForArrived(1));
   // Each takes a bit more than 3 KiB of the 16.
   EXPECT_TRUE(testing::WaitUntil([&] { return metrics_->inflight_requests.Value() == 6; }));
-  v1::LocalRequest call = CallOf("GetServerInfo", v1::GetServerInfoRequest());
-  call.set_id(other->NextId());
-  ASSERT_TRUE(other->Send(call));
+  SendTo(other.get(), {CallOf("GetServerInfo", v1::GetServerInfoRequest())});
   EXPECT_EQ(metrics_->inflight_requests.Value(), 6);
   gate_.SetOpen(true);
-  for (int i = 0; i < kCalls; ++i) {
-    const auto reply = client->Receive();
-    ASSERT_TRUE(reply.has_value());
-    EXPECT_EQ(reply->status().message(), "");
-  }
+  for (int i = 0; i < kCalls; ++i) ExpectReply(client.get(), 0);
   EXPECT_TRUE(other->Receive().has_value());
 }
 
 TEST_F(LocalTest, ARegionIsThereForTheCallsAheadOfItsEnd) {
   StartLocal();
   Lane lane(path_);
-  std::string frames;
-  const auto add = [&](v1::LocalRequest request) {
-    request.set_id(lane.client.NextId());
-    frames += wire::Frame(request.SerializeAsString());
-  };
   const v1::AttendRequest step = lane.Step(lane.Create());
-  add(CallOf("ListSequences", v1::ListSequencesRequest()));  // not at once
-  add(CallOf("Attend", step));
   v1::LocalRequest unregister;
   unregister.mutable_unregister_memory()->set_region_id(lane.region);
-  add(unregister);
-  ASSERT_TRUE(lane.client.SendBytes(frames));
-  for (int i = 0; i < 3; ++i) {
-    const auto reply = lane.client.Receive();
-    ASSERT_TRUE(reply.has_value());
-    EXPECT_EQ(reply->status().message(), "");
-  }
+  SendTo(&lane.client, {CallOf("ListSequences", v1::ListSequencesRequest()),  // not at once
+                        CallOf("Attend", step), unregister});
+  for (int i = 0; i < 3; ++i) ExpectReply(&lane.client, 0);
 }
 
 TEST_F(LocalTest, TheServerEndsWithRequestsInTheEngine) {
   StartLocal();
   Lane lane(path_);
-  gate_.SetOpen(false);
-  lane.ring.Submit(1, lane.Step(lane.Create()));
-  ASSERT_TRUE(WaitForArrived(1));
-  v1::LocalRequest call = CallOf("Attend", StepRequest({lane.Create()}));
-  call.set_id(lane.client.NextId());
-  ASSERT_TRUE(lane.client.Send(call));
+  ASSERT_TRUE(SubmitAtGate(&lane));
+  SendTo(&lane.client, {CallOf("Attend", StepRequest({lane.Create()}))});
   ASSERT_TRUE(WaitForQueued(1));
   auto ended = std::async(std::launch::async, [&] { server_.reset(); });
   EXPECT_FALSE(lane.client.Receive().has_value());
@@ -531,58 +492,47 @@ TEST_F(LocalTest, TheServerEndsWithRequestsInTheEngine) {
 }
 
 TEST_F(LocalTest, LimitsConnectionsOfOneUser) {
-  clock_ = &fake_clock_;
-  Server::Options options = LocalServerOptions();
-  options.connections.max_per_host = 3;
-  StartLocal(options);
+  StartWithRoomFor(3);
   std::vector<std::unique_ptr<LocalClient>> clients;
   for (int i = 0; i < 3; ++i) clients.push_back(Greeted());
   LocalClient one_more(path_);
   EXPECT_FALSE(one_more.Receive().has_value());
   clients.pop_back();
-  ASSERT_TRUE(testing::WaitUntil([&] { return metrics_->local_connections.Value() == 2; }));
+  ASSERT_TRUE(WaitForConnections(2));
   EXPECT_EQ(LocalClient(path_).Hello(), absl::OkStatus());
 }
 
 TEST_F(LocalTest, AnIdleConnectionMakesRoomForOneOfItsUser) {
-  clock_ = &fake_clock_;
-  Server::Options options = LocalServerOptions();
-  options.connections.max_per_host = 4;
-  StartLocal(options);
+  StartWithRoomFor(4);
   Lane lane(path_);  // has a ring
   const auto lessee = Greeted();
   v1::HoldLeaseResponse lease;
   ASSERT_EQ(lessee->Call("HoldLease", v1::HoldLeaseRequest(), &lease), absl::OkStatus());
   const auto called = Greeted(), idle = Greeted();
   fake_clock_.Advance(Door::kIdleAfter);
-  v1::GetServerInfoResponse info;
-  ASSERT_EQ(called->Call("GetServerInfo", v1::GetServerInfoRequest(), &info), absl::OkStatus());
+  ASSERT_EQ(GetInfo(called.get()), absl::OkStatus());
   const auto first = Greeted();
   EXPECT_FALSE(idle->Receive().has_value());
   fake_clock_.Advance(Door::kIdleAfter);
-  ASSERT_EQ(first->Call("GetServerInfo", v1::GetServerInfoRequest(), &info), absl::OkStatus());
+  ASSERT_EQ(GetInfo(first.get()), absl::OkStatus());
   const auto second = Greeted();
   EXPECT_FALSE(called->Receive().has_value());
   LocalClient refused(path_);  // the others are in use, or were a moment ago
   EXPECT_FALSE(refused.Receive().has_value());
   for (LocalClient* client : {lessee.get(), first.get(), second.get(), &lane.client}) {
-    EXPECT_EQ(client->Call("GetServerInfo", v1::GetServerInfoRequest(), &info), absl::OkStatus());
+    EXPECT_EQ(GetInfo(client), absl::OkStatus());
   }
 }
 
 TEST_F(LocalTest, ASilentConnectionMakesRoomFirst) {
-  clock_ = &fake_clock_;
-  Server::Options options = LocalServerOptions();
-  options.connections.max_per_host = 2;
-  StartLocal(options);
+  StartWithRoomFor(2);
   const auto greeted = Greeted();
   fake_clock_.Advance(Door::kIdleAfter);
   LocalClient silent(path_);
-  ASSERT_TRUE(testing::WaitUntil([&] { return metrics_->local_connections.Value() == 2; }));
+  ASSERT_TRUE(WaitForConnections(2));
   const auto other = Greeted();
   EXPECT_FALSE(silent.Receive().has_value());
-  v1::GetServerInfoResponse info;
-  EXPECT_EQ(greeted->Call("GetServerInfo", v1::GetServerInfoRequest(), &info), absl::OkStatus());
+  EXPECT_EQ(GetInfo(greeted.get()), absl::OkStatus());
 }
 
 TEST_F(LocalTest, GivesUpOnAClientThatSaysNothing) {
@@ -591,11 +541,10 @@ TEST_F(LocalTest, GivesUpOnAClientThatSaysNothing) {
   StartLocal(options);
   const auto greeted = Greeted();
   LocalClient silent(path_);
-  ASSERT_TRUE(testing::WaitUntil([&] { return metrics_->local_connections.Value() == 2; }));
+  ASSERT_TRUE(WaitForConnections(2));
   fake_clock_.Advance(options.connections.accept.first_bytes_within);
   EXPECT_FALSE(silent.Receive().has_value());
-  v1::GetServerInfoResponse info;
-  EXPECT_EQ(greeted->Call("GetServerInfo", v1::GetServerInfoRequest(), &info), absl::OkStatus());
+  EXPECT_EQ(GetInfo(greeted.get()), absl::OkStatus());
 }
 
 TEST_F(LocalTest, RefusesOtherVersions) {

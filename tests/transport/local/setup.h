@@ -109,6 +109,24 @@ class LocalServerTest : public GatedServerTest {
     uint64_t last_tag = 0;
   };
 
+  static v1::LocalRequest CallOf(const char* method, const google::protobuf::Message& request) {
+    v1::LocalRequest call;
+    call.mutable_call()->set_method(method);
+    call.mutable_call()->set_message(request.SerializeAsString());
+    return call;
+  }
+
+  // The message of the reply without an id, which is an error and the last of the connection.
+  static std::string LastWords(LocalClient* client) {
+    const auto reply = client->Receive();
+    EXPECT_TRUE(reply.has_value());
+    if (!reply.has_value()) return "";
+    EXPECT_EQ(reply->id(), 0);
+    EXPECT_NE(reply->status().code(), 0);
+    EXPECT_FALSE(client->Receive().has_value());
+    return reply->status().message();
+  }
+
   // The server still serves another client.
   void ExpectAlive() const {
     Lane other(path_);
@@ -117,13 +135,7 @@ class LocalServerTest : public GatedServerTest {
 
   // Connections that were refused or cut off for this reason.
   double Refused(const std::string& reason) const {
-    for (const auto& family : metrics_->Collect()) {
-      if (family.name != "flashcore_local_connections_refused_total") continue;
-      for (const auto& metric : family.metric) {
-        if (metric.label[0].value == reason) return metric.counter.value;
-      }
-    }
-    return -1;
+    return CounterOf(*metrics_, "flashcore_local_connections_refused_total", reason);
   }
 
   bool AllConnectionsEnd() const {

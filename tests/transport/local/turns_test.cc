@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <future>
 #include <map>
 #include <memory>
@@ -95,6 +96,7 @@ class LocalTurnsTest : public server::testing::LocalServerTest {
                                       &client_connections_, MakeGrpcAlarm});
     methods_ = std::make_unique<AttentionMethods>(AttentionMethods::Options(), fleet_.get(),
                                                   rpc_context_.get());
+    method_table_ = std::make_unique<MethodTable>(methods_.get());
     services_ = {methods_.get(), &room_, &long_calls_, &uses_};
   }
   ~LocalTurnsTest() override {
@@ -107,6 +109,18 @@ class LocalTurnsTest : public server::testing::LocalServerTest {
     request.set_request_id(request_id);
     return request.SerializeAsString();
   }
+  // A call that has not started. `answered` gets its reply, on any thread.
+  std::shared_ptr<PendingCall> NewCall(
+      const char* method, const google::protobuf::Message& request,
+      std::function<void(const absl::StatusOr<std::string>& reply)> answered,
+      TimePoint deadline = kNoDeadline) {
+    return method_table_->Find(method)->make(
+        CallSetup{&services_, kLoopback, regions_, deadline}, request.SerializeAsString(),
+        [answered = std::move(answered)](const std::shared_ptr<PendingCall>&,
+                                         const absl::StatusOr<std::string>& reply) {
+          answered(reply);
+        });
+  }
   // A launch that waits at the gate, so that later requests stay in the queue.
   void CloseGate() {
     gate_.SetOpen(false);
@@ -117,6 +131,8 @@ class LocalTurnsTest : public server::testing::LocalServerTest {
   ClientConnections client_connections_{1};
   std::unique_ptr<RpcContext> rpc_context_;
   std::unique_ptr<AttentionMethods> methods_;
+  std::unique_ptr<MethodTable> method_table_;
+  const std::shared_ptr<Regions> regions_ = std::make_shared<Regions>();
   CallRoom room_{{}};
   UseCount uses_;
   FairJobs long_calls_;
@@ -289,16 +305,12 @@ TEST_F(LocalTurnsTest, TheEndOfARingCancelsWhatIsInTheEngine) {
 // ---- Calls.
 
 TEST_F(LocalTurnsTest, ACallThatWaitedTooLongOrWasCancelledIsNotRun) {
-  const MethodTable methods(methods_.get());
   std::vector<absl::StatusCode> codes;
   const auto start = [&](TimePoint deadline, bool cancel) {
-    const CallSetup setup = {&services_, kLoopback, nullptr, deadline};
-    const auto call = methods.Find("CreateSequence")
-                          ->make(setup, server::testing::CreateRequest().SerializeAsString(),
-                                 [&codes](const std::shared_ptr<PendingCall>&,
-                                          const absl::StatusOr<std::string>& reply) {
-                                   codes.push_back(reply.status().code());
-                                 });
+    const auto call = NewCall(
+        "CreateSequence", server::testing::CreateRequest(),
+        [&](const absl::StatusOr<std::string>& reply) { codes.push_back(reply.status().code()); },
+        deadline);
     if (cancel) call->Cancel();
     call->Start();
   };
@@ -320,7 +332,7 @@ class LocalConnectionTest : public LocalTurnsTest {
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, sockets), 0);
     client_ = FileDescriptor(sockets[0]);
     connection_services_.calls = services_;
-    connection_services_.methods = &method_table_;
+    connection_services_.methods = method_table_.get();
     connection_services_.attend = {fleet_.get(), rpc_context_.get(),
                                    methods_->Rpc("Attend", "local")};
     connection_services_.passed_files = &passed_files_;
@@ -368,7 +380,6 @@ class LocalConnectionTest : public LocalTurnsTest {
   }
   size_t sequences() const { return engine_->sequences().stats().sequences; }
 
-  const MethodTable method_table_{methods_.get()};
   PassedFiles passed_files_;
   Connection::Services connection_services_;
   FileDescriptor client_;
@@ -415,15 +426,11 @@ TEST_F(LocalTurnsTest, EachOperationOfAManageSequencesHasATurnOfItsOwn) {
     *request.add_operations()->mutable_create() = server::testing::CreateRequest();
   }
   v1::ManageSequencesResponse response;
-  const MethodTable methods(methods_.get());
   const auto call =
-      methods.Find("ManageSequences")
-          ->make(
-              CallSetup{&services_, kLoopback, nullptr}, request.SerializeAsString(),
-              [&](const std::shared_ptr<PendingCall>&, const absl::StatusOr<std::string>& reply) {
-                ASSERT_EQ(reply.status(), absl::OkStatus());
-                EXPECT_TRUE(response.ParseFromString(*reply));
-              });
+      NewCall("ManageSequences", request, [&](const absl::StatusOr<std::string>& reply) {
+        ASSERT_EQ(reply.status(), absl::OkStatus());
+        EXPECT_TRUE(response.ParseFromString(*reply));
+      });
   std::vector<size_t> seen;  // by another client in its turns
   const auto look = [&] { seen.push_back(engine_->sequences().stats().sequences); };
   std::promise<void> go, end;
@@ -445,8 +452,6 @@ TEST_F(LocalTurnsTest, AChunkKeepsItsRoomUntilItIsAppended) {
   constexpr size_t kShare = 3000;  // two calls and a bit
   CallRoom room({0, kShare});
   services_.room = &room;
-  const MethodTable methods(methods_.get());
-  const CallSetup setup = {&services_, kLoopback, std::make_shared<Regions>()};
   v1::LoadSequenceRequest chunk;
   chunk.set_sequence_id(Create());
   chunk.set_layout(v1::LAYOUT_NHD);
@@ -461,13 +466,10 @@ TEST_F(LocalTurnsTest, AChunkKeepsItsRoomUntilItIsAppended) {
     return answers.size();
   };
   const auto start = [&] {
-    calls.push_back(methods.Find("LoadSequence")
-                        ->make(setup, chunk.SerializeAsString(),
-                               [&](const std::shared_ptr<PendingCall>&,
-                                   const absl::StatusOr<std::string>& reply) {
-                                 const std::lock_guard<std::mutex> lock(mutex);
-                                 answers.push_back(reply.status());
-                               }));
+    calls.push_back(NewCall("LoadSequence", chunk, [&](const absl::StatusOr<std::string>& reply) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      answers.push_back(reply.status());
+    }));
     calls.back()->Start();
   };
   CloseGate();
@@ -493,10 +495,9 @@ TEST_F(LocalTurnsTest, AClientThatLeavesTooMuchUnreadIsRefused) {
   UnsentReplies::Options limits;
   limits.bytes = {0, 4000};
   rpc_context_->unsent.Start(limits, clock_);
-  const MethodTable methods(methods_.get());
   const auto call = [&](const Identity& client) {
     std::string response;
-    return methods.Find("CreateSequence")
+    return method_table_->Find("CreateSequence")
         ->run(absl::OkStatus(), client, server::testing::CreateRequest().SerializeAsString(),
               &response);
   };

@@ -147,9 +147,10 @@ TEST(ConvertTest, EveryFieldOfARequestIsRead) {
         [](auto& r) { return r.layout == Layout::kHnd; }}},
       {"AttendRequest.mask",
        {[](auto* m) { m->mutable_mask()->set_kind(v1::Mask::KIND_CAUSAL); },
-        [](auto& r) { return r.mask.right == 0; }}},
+        [](auto& r) { return r.terms.mask.right == 0; }}},
       {"AttendRequest.softmax_scale",
-       {[](auto* m) { m->set_softmax_scale(7); }, [](auto& r) { return r.softmax_scale == 7; }}},
+       {[](auto* m) { m->set_softmax_scale(7); },
+        [](auto& r) { return r.terms.softmax_scale == 7; }}},
       {"AttendRequest.precision",
        {[](auto* m) { m->set_precision(v1::PRECISION_INT8_QK); },
         [](auto& r) { return r.precision == kernels::Precision::kInt8Qk; }}},
@@ -173,19 +174,19 @@ TEST(ConvertTest, EveryFieldOfARequestIsRead) {
         [](auto& r) { return r.spans[0].expected_length == uint64_t{7}; }}},
       {"Mask.kind",
        {[](auto* m) { m->mutable_mask()->set_kind(v1::Mask::KIND_CAUSAL); },
-        [](auto& r) { return r.mask.right == 0; }}},
+        [](auto& r) { return r.terms.mask.right == 0; }}},
       {"Mask.window_left",
        {[](auto* m) {
           m->mutable_mask()->set_kind(v1::Mask::KIND_SLIDING_WINDOW);
           m->mutable_mask()->set_window_left(7);
         },
-        [](auto& r) { return r.mask.left == 7; }}},
+        [](auto& r) { return r.terms.mask.left == 7; }}},
       {"Mask.window_right",
        {[](auto* m) {
           m->mutable_mask()->set_kind(v1::Mask::KIND_SLIDING_WINDOW);
           m->mutable_mask()->set_window_right(7);
         },
-        [](auto& r) { return r.mask.right == 7; }}},
+        [](auto& r) { return r.terms.mask.right == 7; }}},
   };
   v1::AttendRequest plain;
   plain.set_dtype(v1::DTYPE_FLOAT16);
@@ -246,14 +247,16 @@ TEST(ConvertTest, TheBoundsOfAWindowKeepTheirSides) {
       v1::AttendRequest message;
       message.set_dtype(v1::DTYPE_FLOAT16);
       message.set_layout(v1::LAYOUT_NHD);
+      message.set_head_dim(64);
       v1::Mask* mask = message.mutable_mask();
       mask->set_kind(v1::Mask::KIND_SLIDING_WINDOW);
       if (left.has_value()) mask->set_window_left(*left);
       if (right.has_value()) mask->set_window_right(*right);
       AttendRequest request;
       ASSERT_TRUE(ToRequest(message, &request).ok());
-      EXPECT_EQ(request.mask.left, left.value_or(kernels::Mask::kUnbounded));
-      EXPECT_EQ(request.mask.right, right.value_or(kernels::Mask::kUnbounded));
+      constexpr int32_t kUnbounded = kernels::Mask::kUnbounded;
+      const kernels::Mask want{left.value_or(kUnbounded), right.value_or(kUnbounded)};
+      EXPECT_EQ(request.terms, (kernels::Terms{want, /*softmax_scale=*/0.125f}));
     }
   }
 }

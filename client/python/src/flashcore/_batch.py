@@ -5,10 +5,11 @@ from typing import Any, Callable, Iterable, Iterator, SupportsIndex, overload
 
 from . import _messages
 from ._arguments import UINT64, integer, integers, shown
-from ._requests import Attention, Window
+from ._requests import Attention
 from ._sequence import HasSequence, Sequence, common_shape, cores_of, fork_options, rows_text
 from ._signatures import AsyncSequencesAttend, typed_as
 from ._tensors import Tensor
+from ._terms import terms_of
 from .errors import Aborted, BatchError, Error, LengthMismatch, NotFound, SequenceLost, from_status, invalid
 from .messages import SequenceInfo
 
@@ -81,15 +82,12 @@ class SequenceBatch:
 
     @typed_as(AsyncSequencesAttend)
     async def attend(self, layer: int, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, *,
-                     causal: bool = False, window: Window = None, softmax_scale: float | None = None,
-                     precision: str = "16bit", return_lse: bool = False, cu_seqlens_q: Any = None,
-                     cu_seqlens_k: Any = None, layout: str = "NHD",
-                     timeout: float | None = None) -> Attention:
+                     return_lse: bool = False, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+                     layout: str = "NHD", timeout: float | None = None, **terms: Any) -> Attention:
         """Client.attend_batch of these sequences."""
-        return await self.client.attend_batch(
-            self.cores, layer, q, k, v, causal=causal, window=window, softmax_scale=softmax_scale,
-            precision=precision, return_lse=return_lse, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-            layout=layout, timeout=timeout)
+        asked = terms_of("SequenceBatch.attend", return_lse, terms)
+        return await self.client.step(self.cores, layer, q, k, v, cu_seqlens_q, cu_seqlens_k, asked, layout,
+                                      timeout)
 
     async def fork(self, parents: Iterable[int] | None = None, *, counts: Iterable[int] | None = None,
                    length: int | None = None, pin: bool = False, shared: bool = False, group: str = "",

@@ -7,45 +7,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _requests
-from ._arguments import choice, flag, integer, number, optional
-from ._requests import Attention, Window
+from ._arguments import choice, integer
+from ._requests import Attention
 from ._sequence import Append, Sequence, common_shape
 from ._signatures import L
 from ._tensors import HostTensor, Lse, N, T, Tensor
+from ._terms import Terms
 from .errors import LengthMismatch, invalid
 
 _SMALL_BYTES = 64 << 10  # requests of at most this may travel together with others
 
 
 class _Step:
-    """Values that are the same for all steps of one shape and mask. Not to be changed."""
+    """Values that are the same for all steps of one shape and terms. Not to be changed."""
 
     def __init__(self, kind: Any, num_heads: int, query_rows: tuple[int, ...], kv_rows: tuple[int, ...],
-                 causal: bool, window: Window, softmax_scale: float | None, precision: str, return_lse: bool,
-                 layout: str) -> None:
+                 terms: Terms, layout: str) -> None:
         (_, num_kv_heads, head_dim), dtype, _, device_id = kind
         if num_heads % num_kv_heads:
             raise invalid("num_heads", num_heads,
                           f"multiples of the {num_kv_heads} KV heads of the sequences")
-        self.layout, self.return_lse = layout, return_lse
+        self.layout, self.terms = layout, terms
         self.kv_rows, self.appends = kv_rows, any(kv_rows)
         self.query_shape = (sum(query_rows), num_heads, head_dim)
         self.key_shape = (sum(kv_rows), num_kv_heads, head_dim)
-        self.fields = dict(
-            _requests.terms(dtype, num_heads, head_dim, causal, window, softmax_scale, precision, return_lse),
-            num_kv_heads=num_kv_heads)
+        fields = _requests.attend_fields(dtype, num_heads, num_kv_heads, head_dim, terms)
         # AttendRequests without layer, sequences and tensors, by whether they append.
-        self.messages = {append: self._encode(query_rows, append) for append in (False, True)}
+        self.messages = {append: self._encode(fields, query_rows, append) for append in (False, True)}
         # Requests with the same key can be one request. None: they are too large for that to pay.
         sizes = self.query_shape[0] * num_heads + 2 * self.key_shape[0] * num_kv_heads
         self.key = None if 2 * sizes * head_dim > _SMALL_BYTES else (
-            device_id, dtype, num_heads, num_kv_heads, head_dim, causal, window, softmax_scale, precision,
-            return_lse, self.appends)
+            device_id, dtype, num_heads, num_kv_heads, head_dim, terms, self.appends)
 
-    def _encode(self, query_rows: tuple[int, ...], append: bool) -> bytes:
+    def _encode(self, fields: dict[str, Any], query_rows: tuple[int, ...], append: bool) -> bytes:
         spans = [_requests.Span(query_rows=n, kv_rows=m if append else 0)
                  for n, m in zip(query_rows, self.kv_rows)]
-        return _requests.AttendRequest(**self.fields, spans=spans).SerializeToString()
+        return _requests.AttendRequest(**fields, spans=spans).SerializeToString()
 
 
 _step = functools.lru_cache(_Step)
@@ -55,14 +52,10 @@ class Plan(Generic[L]):
     """The shapes and the mask of a step that is the same for every layer, checked once: see Client.plan."""
 
     def __init__(self, client: Any, cores: list[Sequence], num_heads: int, query_rows: list[int],
-                 kv_rows: list[int], causal: bool, window: Window, softmax_scale: float | None,
-                 precision: str, return_lse: bool, layout: str) -> None:
+                 kv_rows: list[int], terms: Terms, layout: str) -> None:
         self._client, self._cores, self._shape = client, cores, cores[0]  # as the caller has checked
-        scale = optional(number, "softmax_scale", softmax_scale, _requests.SCALES)
-        precision = choice("precision", precision, _requests.PRECISIONS)
         self._step = _step(cores[0].kind, integer("num_heads", num_heads, 1), tuple(query_rows),
-                           tuple(kv_rows), flag("causal", causal), _requests.bounds(window), scale, precision,
-                           flag("return_lse", return_lse), choice("layout", layout, _requests.LAYOUTS))
+                           tuple(kv_rows), terms, choice("layout", layout, _requests.LAYOUTS))
 
     def __repr__(self) -> str:
         step = self._step
@@ -138,13 +131,12 @@ class Plan(Generic[L]):
                     core.lengths[layer] = length
             return reply
 
-        asked = _requests.Question(query, step.layout, step.return_lse, step.fields)
+        asked = _requests.Question(query, step.layout, step.terms)
         return asked.answer(await client.with_reload(cores, run))
 
 
 def plan_of(client: Any, cores: list[Sequence], layer: int, q: Tensor, k: Tensor | None, v: Tensor | None,
-            cu_seqlens_q: Any, cu_seqlens_k: Any, causal: bool, window: Window, softmax_scale: float | None,
-            precision: str, return_lse: bool,
+            cu_seqlens_q: Any, cu_seqlens_k: Any, terms: Terms,
             layout: str) -> tuple[Plan[Any], HostTensor, np.ndarray, np.ndarray]:
     """The plan that fits these tensors, and the tensors as arrays for Plan.step."""
     shape = common_shape(cores, layer)
@@ -164,8 +156,7 @@ def plan_of(client: Any, cores: list[Sequence], layer: int, q: Tensor, k: Tensor
         key, value = _requests.kv_rows(k, v, layout, shape.dtype, (shape.num_kv_heads, head_dim))
         appended = (_requests.equal_spans("k", len(key), len(cores)) if cu_seqlens_k is None else
                     _requests.span_rows("cu_seqlens_k", cu_seqlens_k, len(key), 0, len(cores)))
-    plan: Plan[Any] = Plan(client, cores, heads, split, appended, causal, window, softmax_scale, precision,
-                           return_lse, layout)
+    plan: Plan[Any] = Plan(client, cores, heads, split, appended, terms, layout)
     return plan, query, key, value
 
 

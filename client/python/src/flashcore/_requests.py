@@ -9,25 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _messages
-from ._arguments import choice, flag, integer, integers, number, optional, shown
+from ._arguments import choice, integers, shown
 from ._tensors import WIRE, HostTensor, Lse, N, T, Tensor, dtype_name, from_float32, to_float32, to_host
+from ._terms import Terms
 from .errors import Internal, invalid
 
 AttendRequest = _messages.message("AttendRequest")
 Span = _messages.message("Span")
 LoadSequenceRequest = _messages.message("LoadSequenceRequest")
-Mask = _messages.message("Mask")
 _DTYPES = _messages.enum("DType")
 _KV_DTYPES = _messages.enum("KvDType")
-_PRECISIONS = _messages.enum("Precision")
 NHD = _messages.enum("Layout")["LAYOUT_NHD"]
 
 LAYOUTS = ("NHD", "HND")
-PRECISIONS = ("16bit", "int8_qk", "int8_qk_pv")
-SCALES = "a finite float32; None for 1/sqrt(head_dim)"
 
 Attention = Any  # a Tensor, O; or with return_lse a tuple (O, LSE)
-Window = tuple[int | None, int | None] | None
 
 
 def dtype_number(dtype: Any) -> int:
@@ -51,10 +47,6 @@ def kv_dtype_of(number: int) -> str:
     """The name of a KvDType of the contract."""
     name = next(name for name, value in _KV_DTYPES.items() if value == number)
     return name.removeprefix("KV_DTYPE_").lower()
-
-
-def _precision_number(name: str) -> int:
-    return _PRECISIONS[f"PRECISION_{choice('precision', name, PRECISIONS).upper()}"]
 
 
 def to_rows(name: str, tensor: Tensor, layout: str, dtype: str | None = None) -> HostTensor:
@@ -132,17 +124,14 @@ class Question(NamedTuple):
 
     query: HostTensor  # [rows, num_heads, head_dim]
     layout: str
-    return_lse: bool
-    fields: dict[str, Any]  # of AttendRequest
-
-    def request(self, tensors: dict[str, np.ndarray], **fields: Any) -> Request:
-        """With key and value, and `fields` of AttendRequest: spans, num_kv_heads, layer."""
-        return Request(AttendRequest(**self.fields, **fields), dict(tensors, query=self.query.array))
+    terms: Terms
 
     def answer(self, reply: Any) -> Attention:
         shape = self.query.array.shape
         output = self._restore(reply.output, WIRE[self.query.dtype], shape)
-        return (output, self._restore(reply.lse, WIRE["float32"], shape[:2])) if self.return_lse else output
+        if not self.terms.return_lse:
+            return output
+        return output, self._restore(reply.lse, WIRE["float32"], shape[:2])
 
     def _restore(self, data: Any, dtype: np.dtype, shape: Sequence[int]) -> Tensor:
         if len(data) != math.prod(shape) * dtype.itemsize:
@@ -155,12 +144,9 @@ class Question(NamedTuple):
         return self.query.restore(array)
 
 
-def question(q: Tensor, *, causal: bool, window: Window, softmax_scale: float | None, return_lse: bool,
-             layout: str, dtype: Any) -> Question:
-    query = query_rows(q, layout, None if dtype is None else dtype_of(dtype_number(dtype)))
-    _, heads, head_dim = query.array.shape
-    fields = terms(query.dtype, heads, head_dim, causal, window, softmax_scale, "16bit", return_lse)
-    return Question(query, layout, return_lse, fields)
+def question(q: Tensor, layout: str, dtype: Any, terms: Terms) -> Question:
+    return Question(query_rows(q, layout, None if dtype is None else dtype_of(dtype_number(dtype))), layout,
+                    terms)
 
 
 def query_rows(q: Tensor, layout: str, dtype: str | None) -> HostTensor:
@@ -171,22 +157,12 @@ def query_rows(q: Tensor, layout: str, dtype: str | None) -> HostTensor:
     return query
 
 
-def terms(dtype: str, num_heads: int, head_dim: int, causal: bool, window: Window,
-          softmax_scale: float | None, precision: str, return_lse: bool) -> dict[str, Any]:
-    """The fields of AttendRequest beside its tensors, spans and layer. Not to be changed."""
-    scale = optional(number, "softmax_scale", softmax_scale, SCALES)
-    return _terms(dtype, num_heads, head_dim, flag("causal", causal), bounds(window), scale,
-                  _precision_number(precision), flag("return_lse", return_lse))
-
-
 @functools.lru_cache
-def _terms(dtype: str, num_heads: int, head_dim: int, causal: bool, window: Window,
-           softmax_scale: float | None, precision: int, return_lse: bool) -> dict[str, Any]:
-    fields = dict(dtype=dtype_number(dtype), num_heads=num_heads, head_dim=head_dim, layout=NHD,
-                  mask=_mask(causal, window), precision=precision, return_lse=return_lse)
-    if softmax_scale is not None:
-        fields["softmax_scale"] = softmax_scale
-    return fields
+def attend_fields(dtype: str, num_heads: int, num_kv_heads: int, head_dim: int,
+                  terms: Terms) -> dict[str, Any]:
+    """The fields of AttendRequest beside its tensors, spans and layer. Not to be changed."""
+    return dict(dtype=dtype_number(dtype), num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
+                layout=NHD, **terms.fields())
 
 
 def inline_request(asked: Question, k: Tensor, v: Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any) -> Request:
@@ -204,7 +180,8 @@ def inline_request(asked: Question, k: Tensor, v: Tensor, cu_seqlens_q: Any, cu_
         queries = span_rows("cu_seqlens_q", cu_seqlens_q, rows, 1)
         keys = span_rows("cu_seqlens_k", cu_seqlens_k, key.shape[0], 0, len(queries))
     spans = [dict(query_rows=n, kv_rows=m) for n, m in zip(queries, keys)]
-    return asked.request(dict(key=key, value=value), num_kv_heads=num_kv_heads, spans=spans)
+    fields = attend_fields(asked.query.dtype, heads, num_kv_heads, head_dim, asked.terms)
+    return Request(AttendRequest(**fields, spans=spans), dict(key=key, value=value, query=asked.query.array))
 
 
 @overload  # type: ignore[misc]
@@ -252,26 +229,6 @@ def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tenso
 def _any_output(name: str, o: Tensor) -> HostTensor:
     bits = isinstance(o, np.ndarray) and o.dtype == np.uint16
     return to_host(name, o, "bfloat16" if bits else None, allowed=("float16", "bfloat16", "float32"))
-
-
-def bounds(window: Window) -> Window:
-    """A window with None for no bound. One of 2^31 rows bounds no K/V that a message or a server can hold."""
-    if window is None:
-        return None
-    try:
-        left, right = (optional(integer, "window", rows, -1, math.inf) for rows in window)
-    except Exception:  # of what is no pair, whatever its class raises
-        raise invalid("window", shown(window), "(left, right), the rows before and after the query row's "
-                      "own, each at least 0; None, -1, or 2^31 and more for no bound") from None
-    left, right = (None if rows is None or rows == -1 or rows >= 2 ** 31 else rows for rows in (left, right))
-    return left, right
-
-
-def _mask(causal: bool, window: Window) -> Any:
-    if window is None:
-        return Mask(kind=Mask.KIND_CAUSAL if causal else Mask.KIND_NONE)
-    left, right = window
-    return Mask(kind=Mask.KIND_SLIDING_WINDOW, window_left=left, window_right=0 if causal else right)
 
 
 def describe(host: HostTensor) -> str:

@@ -8,9 +8,10 @@ import numpy as np
 
 from . import _requests
 from ._arguments import UINT64, flag, integer, number, optional, shown, text
-from ._requests import Attention, Window
+from ._requests import Attention
 from ._signatures import AsyncSequenceAttend, typed_as
 from ._tensors import Tensor
+from ._terms import terms_of
 from .errors import Error, LengthMismatch, NotFound, invalid
 from .messages import SequenceInfo
 
@@ -97,15 +98,13 @@ class Sequence:
 
     @typed_as(AsyncSequenceAttend)
     async def attend(self, layer: int, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, *,
-                     causal: bool = False, window: Window = None, softmax_scale: float | None = None,
-                     precision: str = "16bit", return_lse: bool = False, layout: str = "NHD",
-                     timeout: float | None = None) -> Attention:
+                     return_lse: bool = False, layout: str = "NHD", timeout: float | None = None,
+                     **terms: Any) -> Attention:
         """Appends the rows of k and v, if they are given, then attends to all rows of the layer. Both or none
         happen. Arguments and result are those of Client.attend_batch; the last query row is aligned with the
         last K/V row."""
-        return await self.client.attend_batch(
-            [self], layer, q, k, v, causal=causal, window=window, softmax_scale=softmax_scale,
-            precision=precision, return_lse=return_lse, layout=layout, timeout=timeout)
+        asked = terms_of("Sequence.attend", return_lse, terms)
+        return await self.client.step([self], layer, q, k, v, None, None, asked, layout, timeout)
 
     async def fork(self, length: int | None = None, *, pin: bool = False, shared: bool = False,
                    group: str = "", idle_timeout: float = 0, timeout: float | None = None) -> "Sequence":

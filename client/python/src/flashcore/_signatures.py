@@ -1,4 +1,5 @@
-"""The types of the calls that return attention, for type checkers: they depend on return_lse and on q.
+"""The types of the calls that return attention, or plan it, for type checkers: they depend on return_lse and
+on q.
 
 O has the type of q. LSE is float32: for numpy a type of its own, while tensors of other frameworks have one
 type for every dtype. A method gets its type from a Protocol here by `typed_as`;
@@ -7,13 +8,14 @@ tests/client/python_types_test.py compares their parameters.
 
 from __future__ import annotations
 
+import inspect
 from typing import (TYPE_CHECKING, Any, Callable, Coroutine, Iterable, Literal, Protocol, SupportsIndex,
                     TypeVar, cast, overload)
 
 from numpy.typing import NDArray
 
-from ._requests import Window
 from ._tensors import Lse, N, T, Tensor
+from ._terms import Window, parameters
 
 if TYPE_CHECKING:
     from ._batch import Layer
@@ -21,12 +23,25 @@ if TYPE_CHECKING:
 
 F = TypeVar("F")
 L = TypeVar("L", bound=bool, covariant=True)  # of a Plan: whether its runs return LSE
+# Plans whose runs return O, (O, LSE), or either.
+PlanO = TypeVar("PlanO", covariant=True)
+PlanLse = TypeVar("PlanLse", covariant=True)
+PlanAny = TypeVar("PlanAny", covariant=True)
 Offsets = Iterable[SupportsIndex] | None
 
 
 def typed_as(kind: type[F]) -> Callable[[Callable[..., Any]], F]:
-    """Decorates a method with the type `kind`. Does nothing at run time."""
-    return lambda method: cast(F, method)
+    """Decorates a method with the type `kind`. Its signature, for help(), has the terms that it takes before
+    return_lse, in place of **terms."""
+    def decorate(method: Any) -> F:
+        signature = inspect.signature(method)
+        own = [parameter for name, parameter in signature.parameters.items() if name != "terms"]
+        if len(own) < len(signature.parameters):
+            place = list(signature.parameters).index("return_lse")
+            own[place:place] = parameters(method.__qualname__).values()
+            method.__signature__ = signature.replace(parameters=own)
+        return cast(F, method)
+    return decorate
 
 
 class InlineAttend(Protocol):
@@ -267,6 +282,29 @@ class AsyncSequencesAttend(Protocol):
                  precision: str = "16bit", return_lse: bool, cu_seqlens_q: Offsets = None,
                  cu_seqlens_k: Offsets = None, layout: str = "NHD",
                  timeout: float | None = None) -> Coroutine[Any, Any, T | tuple[T, T]]: ...
+
+
+class MakesPlan(Protocol[PlanO, PlanLse, PlanAny]):
+    """plan of Client."""
+
+    @overload
+    def __call__(self, sequences: Iterable[HasSequence], *, num_heads: int,
+                 query_rows: int | Iterable[int] = 1, append: bool | Iterable[int] = True,
+                 causal: bool = False, window: Window = None, softmax_scale: float | None = None,
+                 precision: str = "16bit", return_lse: Literal[False] = False,
+                 layout: str = "NHD") -> PlanO: ...
+
+    @overload
+    def __call__(self, sequences: Iterable[HasSequence], *, num_heads: int,
+                 query_rows: int | Iterable[int] = 1, append: bool | Iterable[int] = True,
+                 causal: bool = False, window: Window = None, softmax_scale: float | None = None,
+                 precision: str = "16bit", return_lse: Literal[True], layout: str = "NHD") -> PlanLse: ...
+
+    @overload
+    def __call__(self, sequences: Iterable[HasSequence], *, num_heads: int,
+                 query_rows: int | Iterable[int] = 1, append: bool | Iterable[int] = True,
+                 causal: bool = False, window: Window = None, softmax_scale: float | None = None,
+                 precision: str = "16bit", return_lse: bool, layout: str = "NHD") -> PlanAny: ...
 
 
 class VarlenFunc(Protocol):

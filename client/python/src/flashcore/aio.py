@@ -10,7 +10,7 @@ import contextvars
 import inspect
 import itertools
 import math
-from typing import Any, Awaitable, Callable, Hashable, Iterable, Literal, TypeVar, overload
+from typing import Any, Awaitable, Callable, Hashable, Iterable, Literal, TypeVar
 
 from . import _messages, _requests
 from ._arguments import UINT32, integer, integers, shown, text
@@ -18,10 +18,11 @@ from ._batch import SequenceBatch, create_batch
 from ._coalesce import Coalescer
 from ._local import AsyncLocalTransport
 from ._plan import Plan, plan_of
-from ._requests import Attention, Window
+from ._requests import Attention
 from ._sequence import HasSequence, Sequence, common_shape, cores_of, made_options
-from ._signatures import AsyncBatchAttend, AsyncInlineAttend, typed_as
+from ._signatures import AsyncBatchAttend, AsyncInlineAttend, MakesPlan, typed_as
 from ._tensors import Tensor
+from ._terms import Terms, terms_of
 from ._transport import LOCAL, AsyncTransport, Config, Retry, Tls, Token, seconds_of
 from .errors import Error, LengthMismatch, NotFound, SequenceLost, Unimplemented, invalid
 from .messages import GetServerInfoResponse, SequenceInfo
@@ -78,10 +79,9 @@ class Client:
         await self._transport.close()
 
     @typed_as(AsyncInlineAttend)
-    async def attend(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: Window = None,
-                     softmax_scale: float | None = None, return_lse: bool = False, cu_seqlens_q: Any = None,
-                     cu_seqlens_k: Any = None, layout: str = "NHD", dtype: Any = None,
-                     timeout: float | None = None) -> Attention:
+    async def attend(self, q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False,
+                     cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: str = "NHD",
+                     dtype: Any = None, timeout: float | None = None, **terms: Any) -> Attention:
         """Attention of query rows over K/V that is sent along.
 
         q: [rows, num_heads, head_dim]; k, v: [kv_rows, num_kv_heads, head_dim], where num_kv_heads divides
@@ -98,18 +98,15 @@ class Client:
         -infinity.
         Safe to repeat, and repeated as Client.config.retry says.
         """
-        asked = _requests.question(q, causal=causal, window=window, softmax_scale=softmax_scale,
-                                   return_lse=return_lse, layout=layout, dtype=dtype)
+        asked = _requests.question(q, layout, dtype, terms_of("Client.attend", return_lse, terms))
         request = _requests.inline_request(asked, k, v, cu_seqlens_q, cu_seqlens_k)
         return asked.answer(await self.call("Attend", request, self.deadline(timeout), repeatable=True))
 
     @typed_as(AsyncBatchAttend)
     async def attend_batch(self, sequences: Iterable[HasSequence], layer: int, q: Tensor,
-                           k: Tensor | None = None, v: Tensor | None = None, *, causal: bool = False,
-                           window: Window = None, softmax_scale: float | None = None,
-                           precision: str = "16bit", return_lse: bool = False, cu_seqlens_q: Any = None,
-                           cu_seqlens_k: Any = None, layout: str = "NHD",
-                           timeout: float | None = None) -> Attention:
+                           k: Tensor | None = None, v: Tensor | None = None, *, return_lse: bool = False,
+                           cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: str = "NHD",
+                           timeout: float | None = None, **terms: Any) -> Attention:
         """One step of many sequences in one request: appends the rows of k and v to their `layer`, then
         attends.
 
@@ -127,33 +124,14 @@ class Client:
         In asyncio, small calls that tasks make in one turn of the event loop, on the same layer and with the
         same mask, are sent as one request; each fails or succeeds by itself.
         """
-        plan, query, key, value = plan_of(
-            self, cores_of(sequences), layer, q, k, v, cu_seqlens_q, cu_seqlens_k,
-            causal, window, softmax_scale, precision, return_lse, layout)
-        return await plan.step(int(layer), query, key, value, timeout)
+        asked = terms_of("Client.attend_batch", return_lse, terms)
+        return await self.step(cores_of(sequences), layer, q, k, v, cu_seqlens_q, cu_seqlens_k, asked, layout,
+                               timeout)
 
-    @overload
+    @typed_as(MakesPlan[Plan[Literal[False]], Plan[Literal[True]], Plan[bool]])
     def plan(self, sequences: Iterable[HasSequence], *, num_heads: int, query_rows: int | Iterable[int] = 1,
-             append: bool | Iterable[int] = True, causal: bool = False, window: Window = None,
-             softmax_scale: float | None = None, precision: str = "16bit", return_lse: Literal[False] = False,
-             layout: str = "NHD") -> "Plan[Literal[False]]": ...
-
-    @overload
-    def plan(self, sequences: Iterable[HasSequence], *, num_heads: int, query_rows: int | Iterable[int] = 1,
-             append: bool | Iterable[int] = True, causal: bool = False, window: Window = None,
-             softmax_scale: float | None = None, precision: str = "16bit", return_lse: Literal[True],
-             layout: str = "NHD") -> "Plan[Literal[True]]": ...
-
-    @overload
-    def plan(self, sequences: Iterable[HasSequence], *, num_heads: int, query_rows: int | Iterable[int] = 1,
-             append: bool | Iterable[int] = True, causal: bool = False, window: Window = None,
-             softmax_scale: float | None = None, precision: str = "16bit", return_lse: bool,
-             layout: str = "NHD") -> "Plan[bool]": ...
-
-    def plan(self, sequences: Iterable[HasSequence], *, num_heads: int, query_rows: int | Iterable[int] = 1,
-             append: bool | Iterable[int] = True, causal: bool = False, window: Window = None,
-             softmax_scale: float | None = None, precision: str = "16bit", return_lse: bool = False,
-             layout: str = "NHD") -> Plan[Any]:
+             append: bool | Iterable[int] = True, return_lse: bool = False, layout: str = "NHD",
+             **terms: Any) -> Plan[Any]:
         """A step of many sequences that is the same for every layer: plan.run(layer, q, k, v) is then
         attend_batch with less to check. For a SequenceBatch, it is about the sequences that the batch has
         when it runs, also after SequenceBatch.reorder.
@@ -161,13 +139,13 @@ class Client:
         query_rows: of each sequence. append: whether as many K/V rows are appended, or how many for each
         sequence. Everything else is as in attend_batch.
         """
+        asked = terms_of("Client.plan", return_lse, terms)
         cores = cores_of(sequences)
         common_shape(cores, 0)
         queries = _per_sequence("query_rows", query_rows, len(cores), 1)
         keys = (queries if append is True else [0] * len(cores) if append is False else
                 _per_sequence("append", append, len(cores), 0))
-        return Plan(self, cores, num_heads, queries, keys, causal, window, softmax_scale, precision,
-                    return_lse, layout)
+        return Plan(self, cores, num_heads, queries, keys, asked, layout)
 
     async def create_sequence(self, num_layers: int, num_kv_heads: int, head_dim: int, *,
                               dtype: Any = "float16", kv_dtype: str = "same_as_query", pin: bool = False,
@@ -230,6 +208,14 @@ class Client:
         return self._transport.now() + (self.config.timeout if timeout is None else seconds_of(
             timeout, "seconds, at least 0; infinity for no limit; None for the client's",
             at_least_zero=True))
+
+    async def step(self, cores: list[Sequence], layer: int, q: Tensor, k: Tensor | None, v: Tensor | None,
+                   cu_seqlens_q: Any, cu_seqlens_k: Any, terms: Terms, layout: str,
+                   timeout: float | None) -> Attention:
+        """attend_batch of `cores`."""
+        plan, query, key, value = plan_of(self, cores, layer, q, k, v, cu_seqlens_q, cu_seqlens_k, terms,
+                                          layout)
+        return await plan.step(int(layer), query, key, value, timeout)
 
     async def call(self, method: str, request: Any, deadline: float, *, repeatable: bool = False,
                    on_sequence: bool = False, unsure: bool = False,

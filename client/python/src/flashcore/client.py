@@ -12,9 +12,8 @@ from . import aio
 from ._arguments import shown
 from ._batch import Layer
 from ._local import LocalTransport
-from ._requests import Window
 from ._sequence import HasSequence
-from ._signatures import BatchAttend, InlineAttend, L, SequenceAttend, SequencesAttend, typed_as
+from ._signatures import BatchAttend, InlineAttend, L, MakesPlan, SequenceAttend, SequencesAttend, typed_as
 from ._tensors import Lse, N, T, Tensor
 from ._transport import LOCAL, BlockingTransport, Config, Retry, Tls, Token
 from .errors import invalid
@@ -140,24 +139,7 @@ class Client:
     list_sequences = _blocking(aio.Client.list_sequences)
     server_info = _blocking(aio.Client.server_info)
 
-    @overload
-    def plan(self, sequences: Iterable[HasSequence], *, num_heads: int, query_rows: int | Iterable[int] = 1,
-             append: bool | Iterable[int] = True, causal: bool = False, window: Window = None,
-             softmax_scale: float | None = None, precision: str = "16bit", return_lse: Literal[False] = False,
-             layout: str = "NHD") -> "Plan[Literal[False]]": ...
-
-    @overload
-    def plan(self, sequences: Iterable[HasSequence], *, num_heads: int, query_rows: int | Iterable[int] = 1,
-             append: bool | Iterable[int] = True, causal: bool = False, window: Window = None,
-             softmax_scale: float | None = None, precision: str = "16bit", return_lse: Literal[True],
-             layout: str = "NHD") -> "Plan[Literal[True]]": ...
-
-    @overload
-    def plan(self, sequences: Iterable[HasSequence], *, num_heads: int, query_rows: int | Iterable[int] = 1,
-             append: bool | Iterable[int] = True, causal: bool = False, window: Window = None,
-             softmax_scale: float | None = None, precision: str = "16bit", return_lse: bool,
-             layout: str = "NHD") -> "Plan[bool]": ...
-
+    @typed_as(MakesPlan["Plan[Literal[False]]", "Plan[Literal[True]]", "Plan[bool]"])
     @functools.wraps(aio.Client.plan)
     def plan(self, sequences: Iterable[HasSequence], **options: Any) -> Any:
         return Plan(self.core.plan(sequences, **options))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ._arguments import flag, number, optional
-from ._requests import SCALES
+from ._terms import SCALES
 from .client import Client, default_client
 from .errors import invalid
 

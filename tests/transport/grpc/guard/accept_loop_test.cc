@@ -142,13 +142,7 @@ class AcceptLoopTest : public ::testing::Test {
     served_.pop_front();
   }
   double refused(const std::string& reason) const {
-    for (const auto& family : metrics_.Collect()) {
-      if (family.name != "flashcore_connections_refused_total") continue;
-      for (const auto& metric : family.metric) {
-        if (metric.label[0].value == reason) return metric.counter.value;
-      }
-    }
-    return -1;
+    return testing::CounterOf(metrics_, "flashcore_connections_refused_total", reason);
   }
 
   testing::FakeClock clock_;

@@ -1,0 +1,28 @@
+// The flags of devices, memory and queues, read and checked.
+#ifndef FLASHCORE_SERVER_RESOURCE_OPTIONS_H_
+#define FLASHCORE_SERVER_RESOURCE_OPTIONS_H_
+
+#include <vector>
+
+#include "server/device/open_device.h"
+#include "server/engine/engine.h"
+#include "server/flag_checker.h"
+#include "server/memory/budgets.h"
+#include "server/memory/shared_memory.h"
+
+namespace flashcore::server {
+
+// Which devices: their kind and ordinals.
+void ReadDevices(DeviceOptions* options, FlagChecker* check);
+// How they compute.
+void ReadDeviceOptions(const Budgets& budgets, DeviceOptions* options, FlagChecker* check);
+// Which budgets there are, and that those that are given go together.
+Budgets ReadBudgets(const HostMemory& memory, const MemoryUse& use, FlagChecker* check);
+void ReadSharedMemoryOptions(const Budgets& budgets, SharedMemory::Options* options);
+void ReadEngineOptions(const Budgets& budgets, Engine::Options* options, FlagChecker* check);
+// The cores that the server runs on; empty: any.
+std::vector<int> ReadCores(FlagChecker* check);
+
+}  // namespace flashcore::server
+
+#endif  // FLASHCORE_SERVER_RESOURCE_OPTIONS_H_
