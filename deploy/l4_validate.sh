@@ -151,7 +151,7 @@ bench_kernels() {
   step "kernels-$name" 600 "$bundle/flashcore-kernel-bench" --json="$report/kernels-$name.json" "$@" ||
     return
   command -v python3 >/dev/null || { skip "gate-$name" "no python3"; return; }
-  step "gate-$name" 30 python3 -B "$root/kernels/bench/gate.py" "$report/kernels-$name.json"
+  step "gate-$name" 30 python3 -B "$root/tests/bench/kernels/gate.py" "$report/kernels-$name.json"
 }
 
 bench_all_kernels() {
@@ -174,7 +174,7 @@ profile() {
   command -v python3 >/dev/null || { skip profile "no python3"; return; }
   if $quick; then shapes=(mission); fi
   cannot=ERR_NVGPUCTRPERM NCU=$ncu step profile 900 \
-    "$root/kernels/bench/profile.sh" "$bundle/flashcore-kernel-bench" "${shapes[@]}"
+    "$root/tests/bench/kernels/profile.sh" "$bundle/flashcore-kernel-bench" "${shapes[@]}"
 }
 
 l2_window() {
@@ -182,7 +182,7 @@ l2_window() {
   if $quick; then repeats=20; fi
   cannot='keeps nothing persisting' step l2-window 600 "$bundle/flashcore-l2-window-bench" \
     --repeats="$repeats" --json="$report/l2-window.json" \
-    --run="$(python3 -B "$root/kernels/bench/run_info.py" || echo null)"
+    --run="$(python3 -B "$root/tests/bench/kernels/run_info.py" || echo null)"
 }
 
 # Sets `target` and `socket`. Port 0: the server takes a free port and logs it.

@@ -26,9 +26,9 @@ forbid() {
 forbid kernels 'grpc|google/|absl/|prometheus/|flashcore/|proto/|server/|client/|tests/' \
   'may include only CUDA, Highway and itself'
 for folder in kernels/{cpu,cuda,plan,sm80}; do
-  forbid $folder 'kernels/(oracle|bench)/' 'is what serves'
+  forbid $folder 'kernels/oracle/' 'is what serves'
 done
-forbid kernels/oracle 'kernels/(bench|cpu|cuda|sm[0-9]+|plan/|registry)' 'knows no kernel'
+forbid kernels/oracle 'kernels/(cpu|cuda|sm[0-9]+|plan/|registry)' 'knows no kernel'
 forbid server/telemetry 'grpc|google/|flashcore/|proto/(grpc/|wire/(fields|frames|message|ring))|kernels/|server/(sharing|memory|request|access|kv|device|engine|transport)|server/[a-z_]+\.h|client/|tests/' \
   'may not know gRPC or what it measures'
 

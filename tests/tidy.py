@@ -9,7 +9,7 @@
 tidy_passed.txt records what passed: a hash of the file, the project's headers that it includes, .clang-tidy,
 the compiler's flags and clang-tidy's version. Commit it with your change: CI then need not check the file.
 
-kernels/cpu and kernels/bench are left out: SIMD templates take the analyzer minutes, and a benchmark's
+kernels/cpu and tests/bench/kernels are left out: SIMD templates take the analyzer minutes, and a benchmark's
 loop variable is a finding. CUDA files and generated code are left out, too. TIDY_JOBS sets how many files are
 checked at a time (default: one a core).
 """

@@ -120,8 +120,8 @@ void ForEachQueryRow(const Geometry& geometry, const Span& span, Visibility* vis
     for (int32_t row = 0; row < span.query_rows; ++row) {
       for (int32_t n = 0; n < geometry.group(); ++n) {
         const int32_t head = kv_head * geometry.group() + n;
-        fn(QueryRow{row, head, DecodedQuery(geometry, span, row, head, query_codes),
-                    span.terms, kv, seen[row]});
+        fn(QueryRow{row, head, DecodedQuery(geometry, span, row, head, query_codes), span.terms, kv,
+                    seen[row]});
       }
     }
   }

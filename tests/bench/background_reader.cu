@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "kernels/bench/device_kernels.h"
 #include "tests/bench/background_reader.h"
+#include "tests/bench/kernels/device_kernels.h"
 #include "tests/bench/l2_summary.h"
 
 namespace flashcore::kernels {

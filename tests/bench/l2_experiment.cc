@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/bench/accuracy.h"
-#include "kernels/bench/bench_options.h"
-#include "kernels/bench/device_kernels.h"
+#include "tests/bench/kernels/accuracy.h"
+#include "tests/bench/kernels/bench_options.h"
+#include "tests/bench/kernels/device_kernels.h"
 
 namespace flashcore::kernels {
 namespace {

@@ -6,11 +6,11 @@
 #include <cstddef>
 #include <vector>
 
-#include "kernels/bench/input_sets.h"
-#include "kernels/bench/kernel_run.h"
-#include "kernels/bench/timing.h"
 #include "kernels/cuda/cuda_raii.h"
 #include "tests/bench/background_reader.h"
+#include "tests/bench/kernels/input_sets.h"
+#include "tests/bench/kernels/kernel_run.h"
+#include "tests/bench/kernels/timing.h"
 
 namespace flashcore::kernels {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/bench/device_kernels.h"
 #include "tests/bench/background_reader.h"
+#include "tests/bench/kernels/device_kernels.h"
 #include "tests/bench/l2_experiment.h"
 #include "tests/bench/l2_summary.h"
 
@@ -32,7 +32,7 @@ rounds. The change is the window's time over the time without it in the same rou
   --repeats=N           hot launches that are timed in each round, rounded up to a multiple of 20
                         (200)
   --json=FILE           write the rows there, too
-  --run=JSON            "run" of that file, as kernels/bench/run_info.py prints it
+  --run=JSON            "run" of that file, as tests/bench/kernels/run_info.py prints it
   --once=MODE           launch in one mode for a profiler (alone, without, with), time nothing
   --launches=N          hot launches of --once (5)
   --hot_mib=N           hot K/V of --once (16): at most 16, or a multiple of 16

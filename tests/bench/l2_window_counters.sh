@@ -22,7 +22,7 @@ bench=$1
 hot_mib=${2:-16}
 cold_mib=${3:-256}
 ncu=${NCU:-ncu}
-export PYTHONPATH=$(dirname "$0")/../../kernels/bench # profile_check.py, which reads ncu's output
+export PYTHONPATH=$(dirname "$0")/kernels # profile_check.py, which reads ncu's output
 metrics=lts__t_sectors_op_read_lookup_hit.sum,lts__t_sectors_op_read.sum
 metrics+=,dram__bytes_read.sum,gpu__time_duration.sum
 

@@ -54,10 +54,10 @@ def part(results):
 def gpu_kernels(programs):
     """Each named shape: beside PyTorch, and alone with the other kinds of kernels."""
     library = programs / "libflashcore_kernel_bench_c.so"
-    beside = python("kernels/bench/compare_torch.py", library)
+    beside = python("tests/bench/kernels/compare_torch.py", library)
     torch = {name: beside[0]["run"][name]
              for name in ("torch", "cudnn", "matmul_tflops", "copy_gbps", "rounds")}
-    results = [*beside, *python("kernels/bench/compare_torch.py", library, "--dtype=bfloat16")]
+    results = [*beside, *python("tests/bench/kernels/compare_torch.py", library, "--dtype=bfloat16")]
     for flags in ([], ["--dtype=bfloat16"], ["--accumulate=float16"], ["--kv_dtype=float8_e4m3"],
                   *(["--kv_dtype=int8", f"--precision={precision}"]
                     for precision in ("16bit", "int8_qk", "int8_qk_pv"))):
@@ -94,7 +94,7 @@ def gpu_tuning(programs):
 def cpu_kernels(programs):
     """The CPU kernel beside PyTorch and OpenBLAS."""
     library = programs / "kernels" / "bench" / "libflashcore_cpu_bench_c.so"
-    return part(python("kernels/bench/compare_cpu.py", library))
+    return part(python("tests/bench/kernels/compare_cpu.py", library))
 
 
 def cpu_server(programs):
