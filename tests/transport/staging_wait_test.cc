@@ -34,7 +34,9 @@ class StagingWaitTest : public testing::GatedServerTest {
   }
   ~StagingWaitTest() override {
     gate_.SetOpen(true);
-    for (const auto& call : running_) call->status.wait();
+    for (const auto& call : running_) {
+      if (call->status.valid()) call->status.wait();
+    }
   }
 
   v1::AttendRequest Request(const std::string& id = "") const {
