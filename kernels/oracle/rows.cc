@@ -50,7 +50,7 @@ DecodedKv::DecodedKv(const Geometry& geometry, const KvView& kv, int32_t kv_head
         page * kv.page_stride + kv_head * kv.head_stride + j % kPageTokens * kv.row_stride;
     const size_t to = size_t{1} * (j - begin_) * head_dim_;
     const auto decode = [&](const std::byte* tensor, float* elements) {
-      const bool has_scale = Is8Bit(geometry.kv_dtype);
+      const bool has_scale = Is8Bit(geometry.kv_dtype) && kv.pages != nullptr;  // always paged
       const float scale = has_scale ? RowScale(kv, tensor, kv_head, j) : 1;
       for (int32_t d = 0; d < head_dim_; ++d) {
         elements[d] = has_scale ? scale * CodeToFloat(geometry.kv_dtype, tensor[offset + d])
@@ -76,6 +76,7 @@ std::vector<double> DecodedQuery(const Geometry& geometry, const Span& span, int
 
 std::vector<KvRange> VisibleRows(const Span& span, Visibility* visible) {
   std::vector<KvRange> ranges;
+  ranges.reserve(span.query_rows);
   for (int32_t row = 0; row < span.query_rows; ++row) ranges.push_back(visible(span, row));
   return ranges;
 }
