@@ -295,7 +295,8 @@ absl::Status Workload::AllocateTensors() {
     if (!memory.ok()) return memory.status();
     shared_ = *std::move(memory);
   }
-  std::byte* at = share_memory_ ? shared_->data() : host_.data();
+  tensors_ = share_memory_ ? shared_->data() : host_.data();
+  std::byte* at = tensors_;
   request_.query = {at, query_bytes};
   request_.output = {at += align(query_bytes), query_bytes};
   request_.key = {at += align(query_bytes), kv_bytes};
@@ -303,12 +304,11 @@ absl::Status Workload::AllocateTensors() {
   return absl::OkStatus();
 }
 
-absl::Span<uint16_t> Workload::Input(Tensor tensor) const {
+absl::Span<uint16_t> Workload::Input(Tensor tensor) {
   const auto bytes = tensor == Tensor::kQuery ? request_.query
                      : tensor == Tensor::kKey ? request_.key
                                               : request_.value;
-  // The memory is ours and mutable; only requests refer to it as const.
-  auto* const data = const_cast<std::byte*>(bytes.data());
+  std::byte* const data = tensors_ + (bytes.data() - request_.query.data());
   return {reinterpret_cast<uint16_t*>(data), bytes.size() / sizeof(uint16_t)};
 }
 

@@ -80,7 +80,7 @@ class Workload {
   bool SpotCheckStep();
   // Points request_ at memory for its spans. Keeps the content if the spans have not changed.
   absl::Status AllocateTensors();
-  absl::Span<uint16_t> Input(Tensor tensor) const;  // of request_, to be written
+  absl::Span<uint16_t> Input(Tensor tensor);  // of request_, to be written
   uint32_t Heads(Tensor tensor) const;
   uint16_t& Probe(size_t i) const;  // an element of the output
 
@@ -89,6 +89,7 @@ class Workload {
   const bool share_memory_;
   std::unique_ptr<SharedMemory> shared_;
   std::vector<std::byte> host_;
+  std::byte* tensors_ = nullptr;  // in one of them: request_'s, the query first
   absl::flat_hash_map<uint64_t, std::array<uint16_t, kProbes>> first_replies_;  // by step
   uint64_t seed_ = 0;                                                           // if inline
 
