@@ -160,9 +160,15 @@ def readable(name):
     return name
 
 
+def sources(pattern):
+    """The files of the kernels and of their benchmarks that match."""
+    return sorted(path for folder in ("kernels", "tests/bench/kernels")
+                  for path in ROOT.glob(f"{folder}/**/{pattern}"))
+
+
 def inputs():
     """A hash of everything that the table is made of, but the compiler."""
-    files = sorted(path for path in ROOT.glob("kernels/**/*") if path.suffix in (".cu", ".cuh", ".h"))
+    files = [path for path in sources("*") if path.suffix in (".cu", ".cuh", ".h")]
     parts = [part for path in [pathlib.Path(__file__), *files]
              for part in (path.name.encode(), path.read_bytes())]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
@@ -254,8 +260,7 @@ def main():
         sys.exit(f"no CUDA compiler {args.nvcc}")
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        files = list(pool.map(functools.partial(compile_file, args.nvcc),
-                              sorted(ROOT.glob("kernels/**/*.cu"))))
+        files = list(pool.map(functools.partial(compile_file, args.nvcc), sources("*.cu")))
     check_spills(files)
     version = re.search(r"V([\d.]+)", run([args.nvcc, "--version"])).group(1)
     kernels = [Kernel(readable(demangle(name)), *launch, **file.reports[TABLE_ARCH][name])
