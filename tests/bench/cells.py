@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "kernels" / "bench"))
+sys.path.append(str(pathlib.Path(__file__).resolve().parent / "kernels"))
 import record_file  # noqa: E402
 import run_info  # noqa: E402
 

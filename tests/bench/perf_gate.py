@@ -36,7 +36,7 @@ import time
 import cells
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "kernels" / "bench"))
+sys.path.insert(0, str(ROOT / "tests/bench/kernels"))
 import cpu_libraries  # noqa: E402
 import record_file  # noqa: E402
 import run_info  # noqa: E402
@@ -84,7 +84,7 @@ class Kernels:
 
     def __init__(self, build):
         self.library = cpu_libraries.load_flashcore(
-            str(build / "kernels" / "bench" / "libflashcore_cpu_bench_c.so"))
+            str(build / "tests/bench/kernels/libflashcore_cpu_bench_c.so"))
         self.openblas = cpu_libraries.load_openblas(1)
 
     def cpu_kind(self):

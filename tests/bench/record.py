@@ -21,7 +21,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "kernels" / "bench"))
+sys.path.insert(0, str(ROOT / "tests/bench/kernels"))
 import record_file  # noqa: E402
 import run_info  # noqa: E402
 
@@ -93,7 +93,7 @@ def gpu_tuning(programs):
 
 def cpu_kernels(programs):
     """The CPU kernel beside PyTorch and OpenBLAS."""
-    library = programs / "kernels" / "bench" / "libflashcore_cpu_bench_c.so"
+    library = programs / "tests/bench/kernels/libflashcore_cpu_bench_c.so"
     return part(python("tests/bench/kernels/compare_cpu.py", library))
 
 
