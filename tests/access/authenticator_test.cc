@@ -89,6 +89,17 @@ TEST_F(AuthenticatorTest, AChangeOfGroupsEndsWhatHasTheOldOnes) {
   EXPECT_EQ(authenticator_.CheckStillValid(after), absl::OkStatus());
 }
 
+TEST_F(AuthenticatorTest, AChangeOfNameEndsWhatHasTheOldOne) {
+  const Identity before = Identify("abc", nullptr).value();
+  std::string renamed = kProxyLine;
+  renamed.replace(renamed.find("proxy"), 5, "gateway");
+  SetTokens(renamed);
+  EXPECT_EQ(authenticator_.CheckStillValid(before).code(), absl::StatusCode::kUnauthenticated);
+  const Identity after = Identify("abc", nullptr).value();
+  EXPECT_EQ(after.name, "token:gateway");
+  EXPECT_EQ(authenticator_.CheckStillValid(after), absl::OkStatus());
+}
+
 TEST_F(AuthenticatorTest, OnlyOfATrustedProxyTheHeaderCounts) {
   for (const char* header : {"URI=spiffe://c", "garbage"}) {
     const absl::StatusOr<Identity> other = Identify("secret", header);

@@ -4,10 +4,12 @@
 #include <poll.h>
 #include <sched.h>
 
+#include <atomic>
 #include <cstdint>
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
@@ -91,6 +93,30 @@ TEST_F(CTest, ATimeoutOfZeroSendsNothing) {
   // Requests are read in order: what came before a call has come once it is answered.
   EXPECT_NE(flashcore_call(client_, "GetServerInfo", nullptr, 0, -1, &response), kDeadlineExceeded);
   EXPECT_EQ(sent(), of_connecting + 1);
+}
+
+TEST_F(CTest, ATimeoutOfMoreThanAYearIsNone) {
+  std::atomic<uint64_t> limits{0};
+  server_.on_call = [&](const v1::LocalCall& call, std::string*) {
+    limits += call.timeout_ns();
+    return v1::Status();
+  };
+  flashcore_options options = {};
+  for (const int64_t timeout : {int64_t{-1}, 366 * 24 * 3600 * kSecond, INT64_MAX}) {
+    options.timeout_ns = timeout;
+    ASSERT_EQ(flashcore_connect(server_.target().c_str(), "c_test", &options, &client_),
+              FLASHCORE_OK);
+    flashcore_memory memory;
+    EXPECT_EQ(flashcore_register_memory(client_, 1, 0, timeout, &memory), FLASHCORE_OK);
+    flashcore_bytes response;
+    EXPECT_EQ(flashcore_call(client_, "GetServerInfo", nullptr, 0, timeout, &response),
+              FLASHCORE_OK);
+    EXPECT_EQ(flashcore_submit(client_, 1, nullptr, 0, timeout), FLASHCORE_OK);
+    flashcore_completion completion;
+    EXPECT_EQ(flashcore_wait(client_, timeout, &completion), FLASHCORE_OK);
+    flashcore_close(std::exchange(client_, nullptr));
+  }
+  EXPECT_EQ(limits, 0u) << "what the calls told the server";
 }
 
 // How often the library has written to its eventfd since it was read.

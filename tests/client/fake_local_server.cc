@@ -145,23 +145,25 @@ size_t FakeLocalServer::regions() const {
 }
 
 uint64_t FakeLocalServer::submitted() const {
-  absl::MutexLock lock(&mutex_);
-  uint64_t count = 0;
-  for (const auto& connection : connections_) {
-    absl::MutexLock connection_lock(&connection->mutex);
-    for (const auto& [number, ring] : connection->rings) count += ring->header->submitted;
-  }
-  return count;
+  return Sum([](const wire::RingHeader& ring) { return ring.submitted.load(); });
 }
 
 size_t FakeLocalServer::rings() const {
+  return Sum([](const wire::RingHeader&) { return uint64_t{1}; });
+}
+
+uint64_t FakeLocalServer::sleepers() const {
+  return Sum([](const wire::RingHeader& ring) { return uint64_t{ring.client_sleeps.load()}; });
+}
+
+uint64_t FakeLocalServer::Sum(uint64_t (*of)(const wire::RingHeader& ring)) const {
   absl::MutexLock lock(&mutex_);
-  size_t count = 0;
+  uint64_t sum = 0;
   for (const auto& connection : connections_) {
     absl::MutexLock connection_lock(&connection->mutex);
-    count += connection->rings.size();
+    for (const auto& [number, ring] : connection->rings) sum += of(*ring->header);
   }
-  return count;
+  return sum;
 }
 
 void FakeLocalServer::Accept() {

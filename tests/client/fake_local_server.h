@@ -46,17 +46,20 @@ class FakeLocalServer {
   int taken() const { return taken_; }  // requests of rings so far
   // Requests in rings that are open, those not taken yet included: a request counts once its call
   // has ended, however late the server's threads are.
-  uint64_t submitted() const ABSL_LOCKS_EXCLUDED(mutex_);
+  uint64_t submitted() const;
   int connections() const { return accepted_; }  // so far
   int cancelled() const { return cancelled_; }   // Cancels so far
   size_t regions() const ABSL_LOCKS_EXCLUDED(mutex_);
-  size_t rings() const ABSL_LOCKS_EXCLUDED(mutex_);
+  size_t rings() const;
+  uint64_t sleepers() const;  // rings whose client sleeps until an answer, a wake or a deadline
 
  private:
   struct Connection;
   struct RegionMemory;
   struct RingServer;
 
+  // The sum of `of` over all rings.
+  uint64_t Sum(uint64_t (*of)(const wire::RingHeader& ring)) const ABSL_LOCKS_EXCLUDED(mutex_);
   void Accept();
   void Serve(Connection* connection);
   void Handle(Connection* connection, const v1::LocalRequest& request, int fd);

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,9 +17,14 @@ class BlockPoolTest : public ::testing::Test {
  protected:
   static constexpr size_t kQuarter = BlockPool::kRegionBytes / 4;
 
-  static std::shared_ptr<Connection> Connect(const std::string& path) {
+  std::shared_ptr<Connection> Connect() {
+    server_.on_request = [this](const v1::LocalRequest& request, v1::LocalReply* reply) {
+      if (!request.has_register_memory() || server_.regions() < most_regions_) return false;
+      reply->mutable_status()->set_code(kResourceExhausted);
+      return true;
+    };
     std::shared_ptr<Connection> connection;
-    EXPECT_TRUE(Connection::Connect(path, &connection).ok());
+    EXPECT_TRUE(Connection::Connect(server_.path(), &connection).ok());
     EXPECT_TRUE(connection->Hello("test", SteadyTime::max()).ok());
     return connection;
   }
@@ -35,8 +42,9 @@ class BlockPoolTest : public ::testing::Test {
     return Allocate(BlockPool::kRegionBytes);
   }
 
+  std::atomic<size_t> most_regions_{SIZE_MAX};  // the client's quota
   FakeLocalServer server_;
-  BlockPool pool_{Connect(server_.path())};
+  BlockPool pool_{Connect()};
 };
 
 TEST_F(BlockPoolTest, FreeBlocksJoinInAnyOrder) {
@@ -65,6 +73,16 @@ TEST_F(BlockPoolTest, ABlockLiesWhereThereIsRoom) {
   const BlockPool::Block larger = Allocate(kQuarter + 1);
   EXPECT_EQ(server_.regions(), 2u);
   EXPECT_NE(larger.region_id(), a.region_id());
+}
+
+TEST_F(BlockPoolTest, UnusedRegionsAreGivenBackAtTheQuota) {
+  const BlockPool::Block used = Allocate(BlockPool::kRegionBytes);
+  Allocate(BlockPool::kRegionBytes);
+  most_regions_ = 2;
+  const BlockPool::Block larger = Allocate(BlockPool::kRegionBytes + 1);
+  EXPECT_EQ(server_.regions(), 2u);
+  BlockPool::Block refused;
+  EXPECT_EQ(pool_.Allocate(kQuarter, SteadyTime::max(), &refused).code, kResourceExhausted);
 }
 
 }  // namespace

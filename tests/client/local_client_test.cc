@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
@@ -139,6 +141,35 @@ void SendAndDropInputs(Client* client, RequestFixture* gone, Async* async) {
   inputs.request.lse = absl::MakeSpan(gone->lse_values);
   client->AttendAsync(inputs.request, async->Callback());
 }
+
+// A server that does not answer calls, and their ids.
+struct UnansweredCalls {
+  UnansweredCalls() {
+    server.on_request = [this](const v1::LocalRequest& request, v1::LocalReply* reply) {
+      absl::MutexLock lock(&mutex);
+      if (request.has_cancel()) cancelled.push_back(request.id());
+      if (!request.has_call()) return false;
+      called.push_back(request.id());
+      reply->set_id(12'345);  // of nobody
+      return true;
+    };
+  }
+
+  size_t count() {
+    absl::MutexLock lock(&mutex);
+    return called.size();
+  }
+  void WaitUntilAllAreCancelled() {
+    WaitUntil([this] {
+      absl::MutexLock lock(&mutex);
+      return cancelled == called;
+    });
+  }
+
+  absl::Mutex mutex;
+  std::vector<uint64_t> called ABSL_GUARDED_BY(mutex), cancelled ABSL_GUARDED_BY(mutex);
+  FakeLocalServer server;  // last: its threads use the others
+};
 
 // So that no deadline of a test passes while the connection, or a ring, is being opened.
 void OpenBothRings(Client* client) {
@@ -524,32 +555,78 @@ TEST(LocalClientTest, DeadlinesAndCancels) {
   }
 }
 
-TEST(LocalClientTest, ADeadlineOfACallCancelsIt) {
+TEST(LocalClientTest, ADeadlineEndsARequestBesideOthersWithLaterOnes) {
   FakeLocalServer server;
-  absl::Mutex mutex;
-  std::vector<uint64_t> called, cancelled;
-  server.on_request = [&](const v1::LocalRequest& request, v1::LocalReply* reply) {
-    absl::MutexLock lock(&mutex);
-    if (request.has_cancel()) cancelled.push_back(request.id());
-    if (!request.has_call()) return false;
-    called.push_back(request.id());
-    reply->set_id(12'345);  // of nobody
-    return true;
-  };
   const auto client = ClientOf(server);
+  OpenBothRings(client.get());
+  server.Hold(true);
+  RequestFixture r;
+  Async later, sooner;
+  client->AttendAsync(r.request, later.Callback());
+  WaitUntil([&] { return server.sleepers() == 1; });  // the thread of the callbacks
+  client->AttendAsync(r.request, sooner.Callback(), Within(absl::Milliseconds(20)));
+  EXPECT_EQ(sooner.Wait().code(), absl::StatusCode::kDeadlineExceeded);
+  server.Hold(false);
+  EXPECT_EQ(later.Wait(), absl::OkStatus());
+}
+
+TEST(LocalClientTest, ADeadlineOfACallCancelsIt) {
+  UnansweredCalls calls;
+  const auto client = ClientOf(calls.server);
   ASSERT_EQ(client->Attend(RequestFixture().request, nullptr), absl::OkStatus());  // connects
-  const auto count = [&](const std::vector<uint64_t>& ids) {
-    absl::MutexLock lock(&mutex);
-    return ids.size();
-  };
   // Once more, with more time, if the deadline passed before the call came.
-  for (absl::Duration timeout = absl::Milliseconds(20); count(called) == 0; timeout *= 2) {
+  for (absl::Duration timeout = absl::Milliseconds(20); calls.count() == 0; timeout *= 2) {
     EXPECT_EQ(client->GetServerInfo(Within(timeout)).status().code(),
               absl::StatusCode::kDeadlineExceeded);
   }
-  WaitUntil([&] { return count(cancelled) > 0 && count(cancelled) == count(called); });
-  absl::MutexLock lock(&mutex);
-  EXPECT_EQ(cancelled, called);
+  calls.WaitUntilAllAreCancelled();
+}
+
+TEST(LocalClientTest, ARequestThatIsACallIsCancelledOnceItIsGivenUp) {
+  UnansweredCalls calls;
+  const auto client = ClientOf(calls.server);
+  OpenBothRings(client.get());
+  ManySpans large;
+  Async cancelled;
+  CallHandle handle = client->AttendAsync(large.request, cancelled.Callback());
+  WaitUntil([&] { return calls.count() == 1; });
+  handle.Cancel();
+  EXPECT_EQ(cancelled.Wait().code(), absl::StatusCode::kCancelled);
+  calls.WaitUntilAllAreCancelled();
+  for (absl::Duration timeout = absl::Milliseconds(20); calls.count() == 1; timeout *= 2) {
+    EXPECT_EQ(client->Attend(large.request, nullptr, Within(timeout)).code(),
+              absl::StatusCode::kDeadlineExceeded);
+  }
+  calls.WaitUntilAllAreCancelled();
+}
+
+// The range of the clock ends in 2262.
+TEST(LocalClientTest, TimeoutsOfAnySizeMeanWhatTheySay) {
+  std::atomic<uint64_t> limits{0};
+  FakeLocalServer server;
+  server.on_call = [&](const v1::LocalCall& call, std::string*) {
+    limits += call.timeout_ns();
+    return v1::Status();
+  };
+  RequestFixture r;
+  for (const absl::Duration timeout :
+       {absl::InfiniteDuration(), absl::Hours(24) * 365 * 400, absl::Seconds(1e300)}) {
+    ClientOptions options;
+    options.timeout = timeout;
+    const auto client = *Client::Create(server.target(), options);
+    EXPECT_EQ(client->GetServerInfo().status(), absl::OkStatus()) << timeout;
+    EXPECT_EQ(client->GetServerInfo(Within(timeout)).status(), absl::OkStatus()) << timeout;
+    EXPECT_EQ(client->Attend(r.request, nullptr), absl::OkStatus()) << timeout;
+    Async async;
+    client->AttendAsync(r.request, async.Callback());
+    EXPECT_EQ(async.Wait(), absl::OkStatus()) << timeout;
+  }
+  EXPECT_EQ(limits, 0u) << "what the calls told the server";
+  const auto client = ClientOf(server);
+  for (const absl::Time past : {absl::InfinitePast(), absl::UnixEpoch()}) {
+    EXPECT_TRUE(absl::IsDeadlineExceeded(client->GetServerInfo({past, ""}).status())) << past;
+    EXPECT_TRUE(absl::IsDeadlineExceeded(client->Attend(r.request, nullptr, {past, ""}))) << past;
+  }
 }
 
 TEST(LocalClientTest, SurvivesARestartOfTheServer) {

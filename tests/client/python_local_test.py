@@ -16,6 +16,7 @@ from flashcore._transport import Config, Retry
 DIM = 32
 ATTEND = _messages.METHODS["Attend"]
 UNAVAILABLE = 14
+RESOURCE_EXHAUSTED = 8
 
 
 class FakeLibrary:
@@ -202,6 +203,19 @@ class LocalTransportTest(unittest.TestCase):
             for _ in range(10):
                 client.attend(*tensors)
         self.assertEqual(len(self.library.regions), 1)
+
+    def test_unused_memory_is_given_back_at_the_quota(self):
+        client, larger = self.client(), self.tensors(9000)
+        client.attend(*self.tensors(5000))
+        register = self.library.register_memory
+
+        def with_quota(*args):
+            if any(self.library.regions.values()):
+                return self.library.fail(RESOURCE_EXHAUSTED, "the quota is used up")
+            return register(*args)
+
+        self.library.register_memory = with_quota
+        np.testing.assert_array_equal(client.attend(*larger), larger[2])
 
     def test_threads_get_their_own_answers(self):
         client = self.client()

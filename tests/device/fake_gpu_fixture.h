@@ -54,8 +54,7 @@ inline void ExpectWindows(int gpu, const Device& device) {
 
 class FakeGpuTest : public ::testing::Test {
  protected:
-  void Start(const CudaDevice::Options& options) {
-    Engine::Options engine_options;
+  void Start(const CudaDevice::Options& options, Engine::Options engine_options = {}) {
     engine_options.on_device_lost = [this](const DeviceInfo& device, const absl::Status&) {
       lost_.push_back(device.id);
     };

@@ -15,6 +15,7 @@
 #include "server/device/cuda_device.h"
 #include "server/device/open_device.h"
 #include "server/memory/shared_memory.h"
+#include "server/request/spans.h"
 #include "tests/device/fake_gpu_fixture.h"
 #include "tests/memory/memfd.h"
 
@@ -221,6 +222,34 @@ TEST_F(FakeGpuTest, AppendsTheSameSharedRowsTwice) {
         FirstDifference(job, Reference(job), testing::KernelTolerance(kernels::DType::kFloat16)),
         "");
   }
+}
+
+// Only the second span reads inline K/V.
+TEST_F(FakeGpuTest, APartHasTheInputsOfAllItsSpans) {
+  CudaDevice::Options options = SmallOptions();
+  options.direct_io_bytes = 0;
+  Engine::Options in_parts;
+  in_parts.batcher.max_launch = Nanoseconds(1);
+  Start(options, in_parts);
+  const auto sequence =
+      engine_->sequences().Create({1, 1, 64, kernels::DType::kFloat16}, {false}, {"alice", {}});
+  ASSERT_EQ(sequence.status(), absl::OkStatus());
+  AttendJob rows, job;
+  rows.operation.request = testing::MakeRequest(1, 60);
+  rows.operation.request.spans[0].sequence_id = sequence->id.ToBytes();
+  ASSERT_EQ(Attend(&rows), absl::OkStatus());
+  AttendRequest& request = job.operation.request;
+  request = testing::MakeRequest();
+  testing::SetSpans({{192, 0, sequence->id.ToBytes(), {}}, {320, 50, "", {}}}, &request);
+  const int launches = testing::FakeGpuLaunches(Accumulate::kFloat32);
+  ASSERT_EQ(Attend(&job), absl::OkStatus());
+  EXPECT_GE(testing::FakeGpuLaunches(Accumulate::kFloat32) - launches, 2) << "parts";
+  const AttendRequest& append = rows.operation.request;
+  const SpanCursor cursor(append, rows.addresses());
+  const kernels::KvView resident = InlineSpan(append, append.spans[0], cursor.tensors()).kv;
+  EXPECT_EQ(FirstDifference(job, Reference(job, {resident, {}}),
+                            testing::KernelTolerance(kernels::DType::kFloat16)),
+            "");
 }
 
 // Decodes of four forks of one sequence, in one request.

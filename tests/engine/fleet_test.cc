@@ -279,6 +279,23 @@ TEST_F(FleetTest, WhatHasEndedOrWasRefusedIsNoLoad) {
   EXPECT_EQ(fleet_->engines()[0]->load(), 0);
 }
 
+TEST_F(FleetTest, EndAllEndsWhatDoesNotRunOnAllDevices) {
+  Start(3);
+  SetOpen(false);
+  std::vector<JobPtr> running, queued;
+  for (size_t device = 0; device < 3; ++device) {
+    const SequenceId id = Create(absl::StrCat("fake:", device));
+    ASSERT_EQ(Submit(running.emplace_back(JobOn({id})).get()), absl::OkStatus());
+    controls_[device].WaitUntilEntered(1);
+    ASSERT_EQ(Submit(queued.emplace_back(JobOn({id})).get()), absl::OkStatus());
+  }
+  const absl::Status end = absl::UnavailableError("the drain has no more time");
+  fleet_->EndAll(end);
+  EXPECT_EQ(fleet_->load(), 3) << "what runs";
+  EndAll(running);
+  for (const JobPtr& job : queued) EXPECT_EQ(job->ended.get(), end);
+}
+
 TEST_F(FleetTest, AnErrorOfOneDeviceIsNoneOfTheOthers) {
   Start(2);
   controls_[0].SetResult(absl::InternalError("the device failed"));

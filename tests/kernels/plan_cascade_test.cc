@@ -85,6 +85,19 @@ std::vector<Item> TakenApart(const Plan& plan) {
   return items;
 }
 
+// How many K/V rows the items attend each span to, summed over its tiles.
+std::vector<int32_t> AttendedRows(const AttentionBatch& batch, const Plan& plan) {
+  std::vector<int32_t> rows(batch.num_spans);
+  for (const WorkItem& item : plan.items) {
+    const int32_t kv_rows = item.kv_end - item.kv_begin;
+    if (!item.IsCascade()) rows[item.span] += kv_rows;
+    for (int m = 0; m < item.num_cascade_spans; ++m) {
+      rows[plan.cascade_spans[item.first_cascade_span + m].span] += kv_rows;
+    }
+  }
+  return rows;
+}
+
 // A kernel relies on this: the spans' rows follow each other, and the same K/V is visible to all.
 void CheckCascadeItem(const AttentionBatch& batch, const PlanOptions& options, const Plan& plan,
                       const WorkItem& item) {
@@ -117,9 +130,11 @@ void CheckCascadeItem(const AttentionBatch& batch, const PlanOptions& options, c
   EXPECT_EQ(item.row_count, row);
 }
 
-// Plans with cascade items and compares the plan with the one without, both without runs.
+// Plans with cascade items and compares the plan with the one without, both without runs. Runs
+// beside cascade items leave out no K/V row.
 Plan Share(const AttentionBatch& batch, PlanOptions options = kSharing, int32_t workers = 1) {
-  Plan plan, alone;
+  Plan plan, alone, with_runs;
+  MakePlan(batch, options, workers, &with_runs);
   options.has_small_runs = false;
   MakePlan(batch, options, workers, &plan);
   for (const WorkItem& item : plan.items) {
@@ -129,6 +144,7 @@ Plan Share(const AttentionBatch& batch, PlanOptions options = kSharing, int32_t 
   MakePlan(batch, options, workers, &alone);
   EXPECT_TRUE(alone.cascade_spans.empty());
   EXPECT_EQ(TakenApart(plan), TakenApart(alone));
+  EXPECT_EQ(AttendedRows(batch, with_runs), AttendedRows(batch, alone));
   EXPECT_EQ(plan.partial_rows, alone.partial_rows);
   EXPECT_EQ(plan.workspace_bytes, alone.workspace_bytes);
   EXPECT_EQ(plan.combines.size(), alone.combines.size());
@@ -318,11 +334,14 @@ TEST(PlanCascade, LongestFirstAndAlwaysTheSame) {
 TEST(PlanCascade, SpansThatShareHaveNoRuns) {
   std::vector<ForkShape> shapes = ForksOf(1024, 4, 600);
   shapes.resize(40, ForkShape{1600});
+  std::vector<int32_t> all;  // K/V rows
+  for (const ForkShape& shape : shapes) all.push_back(shape.kv_rows);
   const Forks forks(shapes);
   PlanOptions options = SharingOnCuda();
   const auto count = [&] {
     Plan plan;
     MakePlan(forks.batch(), options, 8, &plan);
+    EXPECT_EQ(AttendedRows(forks.batch(), plan), all);
     std::array<int, 2> runs = {};  // of spans that share, and of the others
     for (const WorkItem& item : plan.items) runs[item.span < 4 ? 0 : 1] += item.IsRun();
     EXPECT_EQ(plan.cascade_spans.empty(), options.cascade_saving > 0);

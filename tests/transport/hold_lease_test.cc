@@ -1,4 +1,8 @@
 // HoldLease over gRPC: how a lease begins and ends, and what its end does.
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
 #include <future>
 #include <memory>
 #include <string>
@@ -6,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "tests/transport/gated_server.h"
 
@@ -17,10 +22,17 @@ using Stub = v1::AttentionService::Stub;
 
 class HoldLeaseTest : public testing::GatedServerTest {
  protected:
-  // A lease that is held until it is destroyed. `client`: see Send.
+  // Calls as `client`: its name, and its token where the server asks for tokens.
+  static void CallAs(const std::string& client, grpc::ClientContext* context) {
+    if (client.empty()) return;
+    context->AddMetadata("flashcore-client", client);
+    context->AddMetadata("authorization", "Bearer " + client);
+  }
+
+  // A lease that is held until it is destroyed. `client`: see CallAs.
   struct Lease {
     explicit Lease(Stub* stub, const std::string& client = "") {
-      if (!client.empty()) context.AddMetadata("flashcore-client", client);
+      CallAs(client, &context);
       reader = stub->HoldLease(&context, {});
       v1::HoldLeaseResponse response;
       if (reader->Read(&response)) id = response.lease_id();
@@ -37,7 +49,7 @@ class HoldLeaseTest : public testing::GatedServerTest {
     v1::CreateSequenceRequest request = testing::CreateRequest();
     request.set_lease_id(lease);
     grpc::ClientContext context;
-    if (!client.empty()) context.AddMetadata("flashcore-client", client);
+    CallAs(client, &context);
     v1::CreateSequenceResponse ignored;
     return stub_->CreateSequence(&context, request, response == nullptr ? &ignored : response);
   }
@@ -80,6 +92,30 @@ TEST_F(HoldLeaseTest, ItsCancellationDeletesItsSequences) {
   const grpc::Status late = TryCreate(id);
   EXPECT_EQ(late.error_code(), grpc::NOT_FOUND);
   EXPECT_THAT(late.error_message(), StartsWith("lease_id: "));
+}
+
+TEST_F(HoldLeaseTest, TheRevocationOfItsTokenDeletesItsSequences) {
+  // SHA-256 of "abc" and of "secret".
+  const std::string kept =
+      "bob:2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b:\n";
+  const std::string revoked =
+      "alice:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad:\n";
+  Server::Options options = testing::ServerOptions();
+  std::string& tokens = options.credentials.token_file;
+  tokens = absl::StrCat(::testing::TempDir(), "hold_lease_tokens.", getpid());
+  std::ofstream(tokens) << kept << revoked;
+  clock_ = &fake_clock_;  // the file is read when asked
+  StartFake({}, options);
+  Lease alice(stub_.get(), "abc");
+  const Lease bob(stub_.get(), "secret");
+  ASSERT_TRUE(TryCreate(alice.id, "abc").ok());
+  ASSERT_TRUE(TryCreate(bob.id, "secret").ok());
+  std::ofstream(tokens) << kept;
+  server_->ReloadCredentials();
+  EXPECT_EQ(alice.reader->Finish().error_code(), grpc::UNAUTHENTICATED);
+  EXPECT_TRUE(WaitForSequences(1));
+  EXPECT_TRUE(TryCreate(bob.id, "secret").ok());
+  std::filesystem::remove(tokens);
 }
 
 TEST_F(HoldLeaseTest, IsOfItsClient) {

@@ -19,6 +19,8 @@ using testing::kRowBytes;
 
 class StagingWaitTest : public testing::GatedServerTest {
  protected:
+  static constexpr Nanoseconds kLonger = 10 * kLong;  // than the tests wait
+
   // Staging memory for two requests with one query row and `kv_rows` rows of K/V.
   void StartWith(Nanoseconds staging_wait, uint32_t kv_rows = 1) {
     kv_rows_ = kv_rows;
@@ -63,6 +65,25 @@ class StagingWaitTest : public testing::GatedServerTest {
     EXPECT_TRUE(testing::WaitUntil([&] { return staging_->waiting() == waiting; }));
   }
 
+  // A LoadSequence whose one chunk waits for memory.
+  struct Load {
+    Load(StagingWaitTest* test, const std::string& id)
+        : writer(test->stub_->LoadSequence(&context, &response)) {
+      v1::LoadSequenceRequest chunk;
+      chunk.set_sequence_id(id);
+      chunk.set_layout(v1::LAYOUT_NHD);
+      chunk.set_rows(1);
+      chunk.set_key(std::string(kRowBytes, '\0'));
+      chunk.set_value(std::string(kRowBytes, '\0'));
+      EXPECT_TRUE(writer->Write(chunk));
+      test->WaitForLine(1);
+    }
+
+    grpc::ClientContext context;
+    v1::LoadSequenceResponse response;
+    std::unique_ptr<grpc::ClientWriter<v1::LoadSequenceRequest>> writer;
+  };
+
   uint32_t kv_rows_ = 1;
   const StagingPool* staging_ = nullptr;        // of its only device
   std::vector<std::unique_ptr<Call>> running_;  // those that FillMemory began
@@ -102,7 +123,7 @@ TEST_F(StagingWaitTest, WithNoWaitItIsRefusedAtOnce) {
 }
 
 TEST_F(StagingWaitTest, ADeadlineEndsTheWait) {
-  StartWith(kLong);
+  StartWith(kLonger);
   FillMemory();
   const auto waits = [&] {
     const RpcMetrics& rpc = *metrics_->Rpc(v1::AttentionService::service_full_name(), "Attend");
@@ -123,7 +144,7 @@ TEST_F(StagingWaitTest, ADeadlineEndsTheWait) {
 }
 
 TEST_F(StagingWaitTest, ACancelledRequestLeavesTheLineAtOnce) {
-  StartWith(kLong);
+  StartWith(kLonger);
   FillMemory();
   auto cancelled = Attend();
   WaitForLine(1);
@@ -146,7 +167,7 @@ TEST_F(StagingWaitTest, ADrainAnswersThoseThatWait) {
 }
 
 TEST_F(StagingWaitTest, AServerThatStopsEndsThoseThatWait) {
-  StartWith(kLong);
+  StartWith(kLonger);
   FillMemory();
   auto waiting = Attend();
   WaitForLine(1);
@@ -161,21 +182,21 @@ TEST_F(StagingWaitTest, ALoadWaitsForTheMemoryOfItsNextChunk) {
   StartWith(kLong);
   const std::string id = Create();
   FillMemory();
-  grpc::ClientContext context;
-  v1::LoadSequenceResponse response;
-  auto writer = stub_->LoadSequence(&context, &response);
-  v1::LoadSequenceRequest chunk;
-  chunk.set_sequence_id(id);
-  chunk.set_layout(v1::LAYOUT_NHD);
-  chunk.set_rows(1);
-  chunk.set_key(std::string(kRowBytes, '\0'));
-  chunk.set_value(std::string(kRowBytes, '\0'));
-  ASSERT_TRUE(writer->Write(chunk));
-  WaitForLine(1);
+  Load load(this, id);
   gate_.SetOpen(true);
-  writer->WritesDone();
-  EXPECT_TRUE(writer->Finish().ok());
-  EXPECT_EQ(response.sequence().layer_lengths(0), 1u);
+  load.writer->WritesDone();
+  EXPECT_TRUE(load.writer->Finish().ok());
+  EXPECT_EQ(load.response.sequence().layer_lengths(0), 1u);
+}
+
+TEST_F(StagingWaitTest, ACancelledLoadLeavesTheLineAtOnce) {
+  StartWith(kLonger);
+  const std::string id = Create();
+  FillMemory();
+  Load load(this, id);
+  load.context.TryCancel();
+  EXPECT_EQ(load.writer->Finish().error_code(), grpc::CANCELLED);
+  WaitForLine(0);
 }
 
 TEST_F(StagingWaitTest, AStreamHoldsOneWaitingMessageAndItsClientStalls) {
@@ -210,7 +231,7 @@ TEST_F(StagingWaitTest, AStreamHoldsOneWaitingMessageAndItsClientStalls) {
 }
 
 TEST_F(StagingWaitTest, ACancelledStreamLeavesTheLine) {
-  StartWith(kLong);
+  StartWith(kLonger);
   gate_.SetOpen(false);
   grpc::ClientContext context;
   auto stream = stub_->AttendStream(&context);

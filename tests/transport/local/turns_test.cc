@@ -512,38 +512,5 @@ TEST_F(LocalTurnsTest, AClientThatLeavesTooMuchUnreadIsRefused) {
   EXPECT_EQ(call(kLoopback), absl::OkStatus());
 }
 
-TEST(CallRoomTest, AClientBeyondItsShareWaitsUntilHalfOfItIsFree) {
-  CallRoom room({0, 100});
-  auto first = std::make_unique<CallRoom::Charge>(&room, "a", 50);
-  auto second = std::make_unique<CallRoom::Charge>(&room, "a", 50);
-  EXPECT_TRUE(room.HasRoom("a"));
-  auto third = std::make_unique<CallRoom::Charge>(&room, "a", 1);
-  EXPECT_FALSE(room.HasRoom("a"));
-  EXPECT_TRUE(room.HasRoom("b"));
-  int runs = 0;
-  room.WaitForRoom("a", [&] { ++runs; });
-  room.WaitForRoom("a", [&] { ++runs; });
-  third.reset();
-  EXPECT_EQ(runs, 0);
-  second.reset();
-  EXPECT_EQ(runs, 2);
-  first.reset();
-  EXPECT_EQ(runs, 2);
-  room.WaitForRoom("a", [&] { ++runs; });
-  EXPECT_EQ(runs, 3) << "there is room";
-}
-
-TEST(CallRoomTest, WhenAllAreFullTheLargestWaits) {
-  CallRoom room({100, 60});
-  const CallRoom::Charge a(&room, "a", 50);
-  auto b = std::make_unique<CallRoom::Charge>(&room, "b", 55);
-  EXPECT_TRUE(room.HasRoom("a"));
-  EXPECT_FALSE(room.HasRoom("b"));
-  int runs = 0;
-  room.WaitForRoom("b", [&] { ++runs; });
-  b.reset();
-  EXPECT_EQ(runs, 1);
-}
-
 }  // namespace
 }  // namespace flashcore::server::local

@@ -3,7 +3,9 @@
 // does the same for the client.
 #include "server/transport/rpc/convert.h"
 
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
@@ -17,6 +19,7 @@
 #include "server/base/error_info.h"
 #include "server/kv/operation.h"
 #include "server/transport/rpc/message.h"
+#include "tests/base/fake_clock.h"
 
 namespace flashcore::server {
 namespace {
@@ -292,6 +295,22 @@ TEST(ConvertTest, EveryEnumValueConvertsAndOthersAreRefused) {
       EXPECT_EQ(ToKernelInfo(spec).precision(), value);
     }
   }
+}
+
+TEST(ConvertTest, ATimeoutOfMoreThanAYearIsNone) {
+  const testing::FakeClock clock;
+  constexpr Nanoseconds kYear = std::chrono::hours(24 * 365);
+  const auto year = static_cast<uint64_t>(kYear.count());
+  EXPECT_EQ(DeadlineIn(year, clock), clock.Now() + kYear);
+  for (const uint64_t none : {uint64_t{0}, year + 1, uint64_t{INT64_MAX}, UINT64_MAX}) {
+    EXPECT_EQ(DeadlineIn(none, clock), kNoDeadline) << none;
+  }
+  using SystemTime = std::chrono::system_clock::time_point;
+  const SystemTime now = std::chrono::system_clock::now();
+  for (const SystemTime none : {SystemTime::max(), now + kYear + kYear}) {
+    EXPECT_EQ(ToDeadline(none, clock), kNoDeadline);
+  }
+  EXPECT_NE(ToDeadline(now + kYear, clock), kNoDeadline);
 }
 
 }  // namespace

@@ -162,7 +162,7 @@ class UnsentStagingTest : public UnsentRepliesTest {
   static constexpr size_t kBuffer = 4096;
 
   UnsentStagingTest() {
-    replies_in_pool_.Start({{kAll, kShare}, kTimeout}, &clock_, {&pool_});
+    replies_in_pool_.Start({{kAll, kShare}, kTimeout}, &clock_, {&unused_pool_, &pool_});
     for (const char* client : {"a", "b", "c", "d"}) {
       for (int i = 0; i < (client[0] == 'b' ? 5 : 4); ++i) unread_.push_back(AddReply(client));
     }
@@ -193,6 +193,7 @@ class UnsentStagingTest : public UnsentRepliesTest {
   // Before the pool calls a claim of a test that failed.
   void TearDown() override { pool_.LeaveQueue(&honest_); }
 
+  StagingPool unused_pool_{kBuffer, StagingPool::HeapAllocator()};  // of another device
   StagingPool pool_{17 * kBuffer, StagingPool::HeapAllocator(), 1 << 20};
   UnsentReplies replies_in_pool_;
   std::vector<std::unique_ptr<Reply>> unread_;

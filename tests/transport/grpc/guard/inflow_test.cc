@@ -130,6 +130,23 @@ TEST_F(InflowTest, ForgivesCallsThatEndWithoutAWord) {
   EXPECT_FALSE(Receive(Calls(1)));
 }
 
+TEST_F(InflowTest, NothingCountsForTheNextConnectionOfADescriptor) {
+  const auto exhaust = [this] {
+    EXPECT_TRUE(Receive(kPreface + kAck + Calls(16) + Frames(10, testing::kPing, "12345678")));
+    EXPECT_EQ(inflow_->calls(), 16U);
+  };
+  exhaust();
+  inflow_->ForgiveCalls(16);
+  inflow_->HangUp();
+  EXPECT_TRUE(Receive(Calls(16)));
+  EXPECT_FALSE(Receive(Calls(1)));
+  Connect();
+  EXPECT_FALSE(inflow_->cut_off() || inflow_->hung_up());
+  EXPECT_EQ(inflow_->calls(), 0U);
+  exhaust();
+  EXPECT_FALSE(Receive(Calls(1)));
+}
+
 TEST_F(InflowTest, MuchExcessOfAllLeavesEachItsStreams) {
   EXPECT_TRUE(Receive(kPreface + kAck));
   Inflow::SetExcessOfAll(101);
