@@ -132,6 +132,21 @@ void LogMemory(const Options& options, const std::vector<std::unique_ptr<Device>
   }
 }
 
+void LogDeviceTensors(const std::vector<std::unique_ptr<Device>>& devices) {
+  for (const std::unique_ptr<Device>& device : devices) {
+    const DeviceInfo& info = device->info();
+    if (info.uuid.empty()) {
+      LogWarning("--local_device_tensors: the device has no memory of its own for tensors",
+                 {{"device", info.id}});
+    } else if (!info.has_mps) {
+      LogWarning(
+          "device tensors without MPS: the GPU switches between the processes that use it, which "
+          "costs a request about 0.3 ms; deploy/README.md says how to start MPS",
+          {{"device", info.id}});
+    }
+  }
+}
+
 void SetGauges(const Fleet& fleet, Metrics* metrics) {
   const auto set = [](Gauge& gauge, size_t value) { gauge.Set(static_cast<double>(value)); };
   for (size_t i = 0; i < fleet.engines().size(); ++i) {
@@ -220,6 +235,7 @@ int Run(const Options& options, int threads) {
   if (!pinned.ok()) return Fail("cannot pin threads", pinned);
   // Only now: the first record starts the log's thread, which must not run on the lanes' cores.
   LogMemory(options, opened->devices);
+  if (options.server.device_memory.total_bytes > 0) LogDeviceTensors(opened->devices);
   for (const std::string& variable : options.unknown_variables) {
     LogWarning("an environment variable is not of a flag: it has no effect",
                {{"variable", variable}});

@@ -235,6 +235,7 @@ void ReadServerOptions(const Budgets& budgets, Server::Options* options, FlagChe
   options->transport_memory_bytes = budgets.transport;
   ReadUnsentReplyOptions(budgets, &options->unsent_replies, check);
   ReadSharedMemoryOptions(budgets, &options->shared_memory);
+  ReadDeviceMemoryOptions(&options->device_memory, check);
   ReadConnectionOptions(budgets, &options->connections, check);
   options->local_listen = absl::GetFlag(FLAGS_local_listen);
   // sockaddr_un has room for no more.
@@ -243,6 +244,8 @@ void ReadServerOptions(const Budgets& budgets, Server::Options* options, FlagChe
   ReadUnixSocketOptions(&options->unix_sockets, check);
   check->Require(!options->local_listen.empty() || !absl::GetFlag(FLAGS_local_allow_overflow_uid),
                  FLAGS_local_allow_overflow_uid, "true", "usable without --local_listen");
+  check->Require(!options->local_listen.empty() || options->device_memory.total_bytes == 0,
+                 FLAGS_local_device_tensors, "true", "usable without --local_listen");
   options->enable_reflection = absl::GetFlag(FLAGS_enable_reflection);
 }
 
@@ -271,7 +274,7 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
   options.budgets = budgets;
   ReadServerOptions(budgets, &options.server, &check);
   ReadEngineOptions(budgets, &options.engine, &check);
-  ReadDeviceOptions(budgets, &options.device, &check);
+  ReadDeviceOptions(budgets, options.server.device_memory.total_bytes, &options.device, &check);
   options.cores = ReadCores(&check);
   options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
   options.probe_listen = absl::GetFlag(FLAGS_probe_listen);

@@ -107,6 +107,17 @@ ABSL_FLAG(
     "much again may be mapped until the requests of such connections end. With a GPU, it is "
     "pinned. 0: 1 GiB, or 1/8 of the memory of the container or machine if that is less.");
 
+ABSL_FLAG(bool, local_device_tensors, false,
+          "Let clients of the local socket have memory of the GPUs, in which the server reads and "
+          "writes their tensors in place: see --device_tensor_bytes. For models on the same GPU; "
+          "start MPS (deploy/README.md), or the GPU switches between the processes, which costs a "
+          "request about 0.3 ms.");
+ABSL_FLAG(int64_t, device_tensor_bytes, 0,
+          "With --local_device_tensors, limit of the GPU memory that all clients of the local "
+          "socket have for tensors; one client gets half of it, see --client_kv_bytes. Beyond it, "
+          "the client that has the most loses its connection, as with --shared_memory_bytes. With "
+          "--kv_memory_bytes=0, each GPU keeps it free. 0: 1 GiB.");
+
 ABSL_FLAG(int64_t, max_message_bytes, 0,
           "Size limit of one gRPC message. 0: 64 MiB, or 1/16 of the memory of the container or "
           "machine if that is less.");
@@ -124,8 +135,8 @@ ABSL_FLAG(int32_t, max_queue_requests, 1024,
 ABSL_FLAG(int64_t, client_kv_bytes, -1,
           "Limit of the K/V memory of one client's sequences, on each device. -1: half of the "
           "device's K/V memory. 0: no limit, for a server with a single client, which then also "
-          "gets all of --sequence_metadata_bytes (else a quarter) and of --shared_memory_bytes "
-          "(else half).");
+          "gets all of --sequence_metadata_bytes (else a quarter), of --shared_memory_bytes and of "
+          "--device_tensor_bytes (else half).");
 ABSL_FLAG(int64_t, client_sequences, 16384,
           "Limit of the sequences of one client, on each device. 0: no limit.");
 
@@ -242,6 +253,19 @@ void ReadSharedMemoryOptions(const Budgets& budgets, SharedMemory::Options* opti
   options->client_bytes = absl::GetFlag(FLAGS_client_kv_bytes) == 0 ? 0 : options->total_bytes / 2;
 }
 
+void ReadDeviceMemoryOptions(DeviceMemory::Options* options, FlagChecker* check) {
+  constexpr int64_t kLeast = int64_t{2} << 20;
+  const int64_t given = ReadBudget(FLAGS_device_tensor_bytes, kLeast, kMaxBudgetBytes, check);
+  if (!absl::GetFlag(FLAGS_local_device_tensors)) {
+    check->Require(given == 0, FLAGS_device_tensor_bytes, absl::StrCat(given),
+                   "set with --local_device_tensors only");
+    options->total_bytes = 0;
+    return;
+  }
+  options->total_bytes = given > 0 ? given : int64_t{1} << 30;
+  options->client_bytes = absl::GetFlag(FLAGS_client_kv_bytes) == 0 ? 0 : options->total_bytes / 2;
+}
+
 void ReadDevices(DeviceOptions* options, FlagChecker* check) {
   const std::string device = absl::GetFlag(FLAGS_device);
   if (device == "cpu") {
@@ -254,10 +278,12 @@ void ReadDevices(DeviceOptions* options, FlagChecker* check) {
   }
 }
 
-void ReadDeviceOptions(const Budgets& budgets, DeviceOptions* options, FlagChecker* check) {
+void ReadDeviceOptions(const Budgets& budgets, size_t device_tensor_bytes, DeviceOptions* options,
+                       FlagChecker* check) {
   ReadCpuOptions(budgets, &options->cpu, check);
   CudaDevice::Options cuda;
   ReadCudaOptions(budgets, &cuda, check);
+  cuda.shared_bytes = device_tensor_bytes;
   using kernels::Accumulate;
   options->cpu.accumulate = cuda.accumulate = check->Choice<Accumulate>(
       FLAGS_accumulate, {{"float32", Accumulate::kFloat32}, {"float16", Accumulate::kFloat16}});

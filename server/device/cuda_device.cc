@@ -10,6 +10,7 @@
 #include "kernels/registry.h"
 #include "server/device/cuda_lane.h"
 #include "server/device/cuda_resources.h"
+#include "server/device/cuda_shared_memory.h"
 #include "server/device/l2_window.h"
 #include "server/memory/block_allocator.h"
 #include "server/telemetry/log.h"
@@ -23,6 +24,17 @@ constexpr double kKvShareOfFreeMemory = 0.85;
 // an H200 (kernels/RESULTS.md).
 constexpr double kFlopPerCycle = 512;
 constexpr double kShareOfBandwidth = 0.7;
+
+bool HasMps(int ordinal) {
+  int has = 0;
+#if CUDART_VERSION >= 12030
+  if (cudaDeviceGetAttribute(&has, cudaDevAttrMpsEnabled, ordinal) != cudaSuccess) return false;
+#else
+  (void)ordinal;  // that toolkit cannot tell
+  has = 1;
+#endif
+  return has != 0;
+}
 
 }  // namespace
 
@@ -76,6 +88,7 @@ absl::Status CudaDevice::ReadInfo() {
   if (error != cudaSuccess) return CudaStatus(error, "cudaGetDeviceProperties");
   info_.id = absl::StrCat("cuda:", options_.ordinal);
   info_.name = properties.name;
+  info_.uuid.assign(properties.uuid.bytes, sizeof(properties.uuid.bytes));
   info_.arch = absl::StrCat("sm_", properties.major, properties.minor);
   info_.memory_bytes = properties.totalGlobalMem;
   info_.l2_bytes = static_cast<uint64_t>(properties.l2CacheSize);
@@ -83,6 +96,7 @@ absl::Status CudaDevice::ReadInfo() {
   info_.lanes = options_.lanes;
   info_.idle_spin = options_.idle_spin;
   info_.compute_units = properties.multiProcessorCount;
+  info_.has_mps = HasMps(options_.ordinal);
   if (absl::Status status = ReadSpeed(); !status.ok()) return status;
   const auto arch =
       kernels::ArchOf(10 * properties.major + properties.minor, properties.sharedMemPerBlockOptin);
@@ -196,10 +210,10 @@ absl::Status CudaDevice::AllocateArena() {
   size_t free_bytes = 0, total_bytes = 0;
   const cudaError_t error = cudaMemGetInfo(&free_bytes, &total_bytes);
   if (error != cudaSuccess) return CudaStatus(error, "cudaMemGetInfo");
-  const size_t bytes =
-      options_.kv_memory_bytes > 0
-          ? options_.kv_memory_bytes
-          : static_cast<size_t>(static_cast<double>(free_bytes) * kKvShareOfFreeMemory);
+  const size_t rest = free_bytes - std::min(free_bytes, options_.shared_bytes);
+  const size_t bytes = options_.kv_memory_bytes > 0
+                           ? options_.kv_memory_bytes
+                           : static_cast<size_t>(static_cast<double>(rest) * kKvShareOfFreeMemory);
   CudaAllocator take;
   take.Memory(bytes, "resident K/V", &memory_->arena);
   memory_->arena_bytes = bytes;
@@ -246,6 +260,11 @@ absl::Status CudaDevice::CopyPages(int lane, int64_t page_bytes,
                                    absl::Span<const kernels::PageCopy> copies) {
   if (absl::Status status = Select(); !status.ok()) return status;
   return lanes_[lane]->CopyPages(page_bytes, copies);
+}
+
+absl::StatusOr<Device::SharedMemory> CudaDevice::AllocateShared(size_t bytes) const {
+  if (absl::Status status = Select(); !status.ok()) return status;
+  return AllocateCudaShared(options_.ordinal, bytes);
 }
 
 absl::Status CudaDevice::CheckCanReachHost(bool read_only) const {

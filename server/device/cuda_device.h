@@ -26,8 +26,10 @@ class CudaDevice final : public Device {
     kernels::Accumulate accumulate = kernels::Accumulate::kFloat32;
     bool share_prefixes = true;  // read a prefix that sequences of a launch share only once
     int lanes = 2;
-    // Bytes of the arena; 0: 85% of what is free after the lanes have taken their memory.
+    // Bytes of the arena; 0: 85% of what is free after the lanes have taken their memory, and
+    // without shared_bytes.
     size_t kv_memory_bytes = 0;
+    size_t shared_bytes = 0;  // that AllocateShared may be asked for, in all
     // Whether the L2 cache keeps the start of the arena, the hot segment: as many bytes as the GPU
     // allows, and at most l2_budget_bytes (0: no budget). If the GPU refuses, the device works
     // without a window, and info().l2_note says why.
@@ -65,6 +67,7 @@ class CudaDevice final : public Device {
   absl::Status Complete(int lane) override;
   absl::Status CopyPages(int lane, int64_t page_bytes,
                          absl::Span<const kernels::PageCopy> copies) override;
+  absl::StatusOr<SharedMemory> AllocateShared(size_t bytes) const override;
   absl::Status PinHostMemory(std::byte* data, size_t bytes, bool read_only) const override;
   void UnpinHostMemory(std::byte* data) const override;
   absl::Status ResetPersistingL2() override;

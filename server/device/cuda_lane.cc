@@ -33,6 +33,18 @@ void Move(T** at, const From* from, To* to) {
   if (*at != nullptr) *at = to + (*at - from);
 }
 
+// Null if the streams of this GPU cannot write 64-bit values.
+const CudaDriver* DriverWithMemOps(int ordinal) {
+  const CudaDriver* const driver = CudaDriver::Get().value_or(nullptr);
+  if (driver == nullptr) return nullptr;
+  CUdevice device = 0;
+  int has = 0;
+  const bool known = driver->get_device(&device, ordinal) == CUDA_SUCCESS &&
+                     driver->get_attribute(&has, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS,
+                                           device) == CUDA_SUCCESS;
+  return known && has != 0 ? driver : nullptr;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaLane>> CudaLane::Create(const CudaDevice::Options& options,
@@ -56,7 +68,8 @@ absl::StatusOr<std::unique_ptr<CudaLane>> CudaLane::Create(const CudaDevice::Opt
 CudaLane::CudaLane(const CudaDevice::Options& options, int multiprocessors)
     : options_(options),
       multiprocessors_(multiprocessors),
-      tensor_bytes_(TensorBytes(options.max_request_bytes)) {}
+      tensor_bytes_(TensorBytes(options.max_request_bytes)),
+      driver_(DriverWithMemOps(options.ordinal)) {}
 
 absl::Status CudaLane::SetL2Window(std::byte* base, size_t bytes) const {
   absl::Status status = server::SetL2Window(stream(), base, bytes);
@@ -141,6 +154,7 @@ absl::Status CudaLane::EnqueuePass() {
   if (status.ok()) status = Record(kAttended);
   if (status.ok() && pending_.empty()) {
     status = CopyResults();
+    if (status.ok()) status = RaiseResultsReady();
     placed_.clear();
   }
   return status.ok() ? Record(kDone) : status;
@@ -169,7 +183,7 @@ absl::Status CudaLane::PlaceOperations() {
   kernels::Span* const first_span = unplaced_.spans.data();
   size_t used = 0;
   while (!unplaced_.operations.empty()) {
-    const AttendOperation& operation = *unplaced_.operations.front();
+    AttendOperation& operation = *unplaced_.operations.front();
     const size_t input_bytes = AlignUp(operation.tensors.input_bytes());
     const size_t bytes = is_direct_ ? 0 : input_bytes + AlignUp(operation.tensors.result_bytes());
     if (bytes > tensor_bytes_ - used) {
@@ -242,16 +256,22 @@ void CudaLane::AddInputsOfPart(const PlacedOperation& placed, CopyQueue* copies)
   const AttendRequest& request = placed.operation->request;
   const TensorAddresses to = tensors.InBlocks(placed.inputs, placed.results);
   const auto in_block = [&](const std::byte* at) { return placed.inputs + (at - placed.inputs); };
-  for (const kernels::Span& span : spans_) {
-    copies->Add(tensors.region(kQuery), RowsOfPart(span, span.row_stride, span.head_stride),
-                in_block(span.query), tensors.query() + (span.query - to.query));
+  if (!tensors.on_device(kQuery)) {
+    for (const kernels::Span& span : spans_) {
+      copies->Add(tensors.region(kQuery), RowsOfPart(span, span.row_stride, span.head_stride),
+                  in_block(span.query), tensors.query() + (span.query - to.query));
+    }
   }
   const auto reads_inline = [](const kernels::Span& span) {
     return span.kv.pages == nullptr && span.kv.rows > 0;
   };
   if (launch_->appends.empty() && std::none_of(spans_.begin(), spans_.end(), reads_inline)) return;
-  copies->Add(tensors.region(kKey), in_block(to.key), tensors.key(), request.key_bytes);
-  copies->Add(tensors.region(kValue), in_block(to.value), tensors.value(), request.value_bytes);
+  if (!tensors.on_device(kKey)) {
+    copies->Add(tensors.region(kKey), in_block(to.key), tensors.key(), request.key_bytes);
+  }
+  if (!tensors.on_device(kValue)) {
+    copies->Add(tensors.region(kValue), in_block(to.value), tensors.value(), request.value_bytes);
+  }
 }
 
 // The query rows of a span that the part computes.
@@ -394,10 +414,13 @@ absl::Status CudaLane::CopyResults() {
 void CudaLane::AddResultsOfPart(const PlacedOperation& placed, CopyQueue* copies) const {
   const AttendTensors& tensors = placed.operation->tensors;
   const TensorAddresses from = tensors.InBlocks(placed.inputs, placed.results);
-  for (const kernels::Span& span : spans_) {
-    copies->Add(tensors.region(kOutput), RowsOfPart(span, span.row_stride, span.head_stride),
-                tensors.output() + (span.output - from.output), span.output);
+  if (!tensors.on_device(kOutput)) {
+    for (const kernels::Span& span : spans_) {
+      copies->Add(tensors.region(kOutput), RowsOfPart(span, span.row_stride, span.head_stride),
+                  tensors.output() + (span.output - from.output), span.output);
+    }
   }
+  if (tensors.on_device(kLse)) return;
   constexpr int64_t kBytes = sizeof(float);
   for (const kernels::Span& span : spans_) {
     if (span.lse == nullptr) continue;
@@ -406,6 +429,33 @@ void CudaLane::AddResultsOfPart(const PlacedOperation& placed, CopyQueue* copies
                 reinterpret_cast<std::byte*>(tensors.lse() + (span.lse - from.lse)),
                 reinterpret_cast<const std::byte*>(span.lse));
   }
+}
+
+bool CudaLane::EndsWithThisPart() const { return !launch_->in_parts || launch_->is_last_part; }
+
+// Of the placed operations. Without a driver for it, and for counters out of reach, the host raises
+// them a moment later.
+absl::Status CudaLane::RaiseResultsReady() {
+  if (driver_ == nullptr || !EndsWithThisPart()) return absl::OkStatus();
+  raises_.clear();
+  for (const PlacedOperation& placed : placed_) {
+    const TimelinePoint& results = placed.operation->request.results_ready;
+    if (results.region == nullptr || !results.region->in_reach()) continue;
+    CUstreamBatchMemOpParams raise = {};
+    raise.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+    raise.writeValue.address = reinterpret_cast<CUdeviceptr>(results.counter());
+    raise.writeValue.value64 = results.value;
+    raises_.push_back(raise);
+    placed.operation->raised_by_device = true;
+  }
+  constexpr size_t kMost = 256;  // of one call
+  for (size_t first = 0; first < raises_.size(); first += kMost) {
+    const auto count = static_cast<unsigned>(std::min(kMost, raises_.size() - first));
+    absl::Status status = driver_->StatusOf(
+        driver_->batch_mem_op(stream(), count, &raises_[first], 0), "cuStreamBatchMemOp");
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CudaLane::Record(Mark mark) {

@@ -14,6 +14,7 @@
 #include "kernels/plan_cache.h"
 #include "server/device/copy_queue.h"
 #include "server/device/cuda_device.h"
+#include "server/device/cuda_driver.h"
 #include "server/device/cuda_resources.h"
 #include "server/kv/launch.h"
 #include "server/kv/operation.h"
@@ -87,9 +88,9 @@ class CudaLane {
  private:
   enum Mark { kStart, kCopied, kAttended, kDone, kMarks };
 
-  // Blocks in device memory for an operation's tensors; unused if the launch is direct.
+  // Blocks in device memory for an operation's tensors of the host; unused if the launch is direct.
   struct PlacedOperation {
-    const AttendOperation* operation;
+    AttendOperation* operation;
     std::byte* inputs;
     std::byte* results;
   };
@@ -134,11 +135,13 @@ class CudaLane {
   absl::Status LaunchAppends();
   absl::Status LaunchAttention();
   absl::Status CopyResults();
+  absl::Status RaiseResultsReady();
 
   void PlaceTensors(const PlacedOperation& placed);
   absl::Status CopyInputs();
   void AddInputsOfPart(const PlacedOperation& placed, CopyQueue* copies) const;
   void AddResultsOfPart(const PlacedOperation& placed, CopyQueue* copies) const;
+  bool EndsWithThisPart() const;
   RowBlock RowsOfPart(const kernels::Span& span, int64_t row_stride, int64_t head_stride) const;
   template <class Item>
   absl::Span<const Item> Pack(absl::Span<const Item>* items);
@@ -154,6 +157,7 @@ class CudaLane {
   const CudaDevice::Options options_;
   const int multiprocessors_;
   const size_t tensor_bytes_;
+  const CudaDriver* const driver_;  // null: the GPU's streams cannot write counters
   CudaStream stream_;
   kernels::Branches branches_;
   std::array<CudaEvent, kMarks> marks_;
@@ -167,7 +171,7 @@ class CudaLane {
   // State of the launch under way. Vectors are reused, to keep their memory.
   const kernels::Kernel* kernel_ = nullptr;
   const Launch* launch_ = nullptr;
-  bool is_direct_ = false;  // kernels read and write the tensors on the host
+  bool is_direct_ = false;  // kernels read and write the host's tensors in place
   std::vector<kernels::Span> spans_;
   Unplaced unplaced_;
   std::vector<PlacedOperation> placed_;
@@ -176,6 +180,7 @@ class CudaLane {
   size_t max_spans_ = 0;  // of one pass
   kernels::PlanCache plans_;
   Pass pass_;
+  std::vector<CUstreamBatchMemOpParams> raises_;  // of RaiseResultsReady; kept for its memory
   PhaseTimes times_;
 };
 

@@ -4,19 +4,23 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "kernels/attention.h"
 #include "kernels/kernel.h"
 #include "server/base/clock.h"
+#include "server/base/socket.h"
 #include "server/kv/arena.h"
 #include "server/kv/launch.h"
 #include "server/memory/shared_memory.h"
+#include "server/memory/shared_region.h"
 #include "server/memory/staging_pool.h"
 
 namespace flashcore::server {
@@ -29,9 +33,11 @@ struct DeviceSpeed {
 };
 
 struct DeviceInfo {
-  std::string id;    // "cpu", "cuda:0"
-  std::string name;  // "AMD EPYC", "NVIDIA L4"
-  std::string arch;  // SIMD target of a CPU, compute capability of a GPU
+  std::string id;        // "cpu", "cuda:0"
+  std::string name;      // "AMD EPYC", "NVIDIA L4"
+  std::string arch;      // SIMD target of a CPU, compute capability of a GPU
+  std::string uuid;      // 16 bytes of a GPU; empty: none
+  bool has_mps = false;  // kernels of several processes run on the GPU at the same time
   uint64_t memory_bytes = 0;
   uint64_t l2_bytes = 0;                 // 0: not known
   uint64_t l2_persisting_max_bytes = 0;  // 0: no access-policy window
@@ -78,6 +84,18 @@ class Device : public HostMemoryPinner {
   // the lane is under way.
   virtual absl::Status CopyPages(int lane, int64_t page_bytes,
                                  absl::Span<const kernels::PageCopy> copies) = 0;
+
+  // Memory of the device that a client on this host maps, too.
+  struct SharedMemory {
+    std::unique_ptr<SharedRegion> region;  // unmapped when it is destroyed; for no launch by then
+    FileDescriptor file;                   // for the client
+  };
+  // Takes at least `bytes`, zeroed. UNIMPLEMENTED if the device has no memory of its own, or cannot
+  // share it; RESOURCE_EXHAUSTED. Takes milliseconds. Any thread.
+  virtual absl::StatusOr<SharedMemory> AllocateShared(size_t /*bytes*/) const {
+    return absl::UnimplementedError(
+        absl::StrCat("device memory: ", info().id, " has none of its own to share"));
+  }
 
   absl::Status PinHostMemory(std::byte* /*data*/, size_t /*bytes*/,
                              bool /*read_only*/) const override {

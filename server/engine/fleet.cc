@@ -13,6 +13,10 @@
 namespace flashcore::server {
 namespace {
 
+constexpr const char* kRangeNames[] = {"query_range", "key_range", "value_range", "output_range",
+                                       "lse_range"};
+static_assert(std::size(kRangeNames) == kNumTensors);
+
 constexpr size_t kMaxQuoted = 64;  // bytes of a client's string in an error message
 
 // The used part of the K/V memory, in sixteenths.
@@ -72,6 +76,7 @@ int64_t Fleet::load() const {
 absl::StatusOr<size_t> Fleet::DeviceFor(const AttendRequest& request) {
   std::optional<size_t> chosen;
   size_t chosen_by = 0;  // a span
+  int first_range = -1;  // that chose it
   for (size_t i = 0; i < request.spans.size(); ++i) {
     // The request is not validated yet: the engine refuses a malformed id.
     const SequenceName& name = request.spans[i].sequence_id;
@@ -87,7 +92,31 @@ absl::StatusOr<size_t> Fleet::DeviceFor(const AttendRequest& request) {
           "; the sequences of one request must be on one device"));
     }
   }
+  for (int i = kQuery; i < kNumTensors; ++i) {
+    const SharedRegion* const region = request.ranges[i].region.get();
+    if (region == nullptr || region->device() == SharedRegion::kHost) continue;
+    const auto device = static_cast<size_t>(region->device());
+    if (!chosen.has_value()) {
+      chosen = device;
+      first_range = i;
+    } else if (device != *chosen) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          kRangeNames[i], ": is memory of ", engines_[device]->device().info().id, ", but ",
+          first_range < 0 ? absl::StrCat("spans[", chosen_by, "] names a sequence")
+                          : absl::StrCat(kRangeNames[first_range], " is memory"),
+          " of ", engines_[*chosen]->device().info().id));
+    }
+  }
   return chosen.has_value() ? *chosen : LeastLoaded();
+}
+
+absl::StatusOr<Fleet::DeviceMemory> Fleet::AllocateShared(absl::string_view device_id,
+                                                          size_t bytes) {
+  const absl::StatusOr<size_t> device = device_id.empty() ? size_t{0} : DeviceNamed(device_id);
+  if (!device.ok()) return device.status();
+  absl::StatusOr<DeviceMemory> memory = engines_[*device]->device().AllocateShared(bytes);
+  if (memory.ok()) memory->region->set_device(static_cast<int>(*device));
+  return memory;
 }
 
 size_t Fleet::LeastLoaded() {
@@ -116,12 +145,16 @@ absl::StatusOr<SequenceInfo> Fleet::Create(const SequenceShape& shape,
     }
     return refusal;
   }
+  const absl::StatusOr<size_t> device = DeviceNamed(device_id);
+  if (!device.ok()) return device.status();
+  return engines_[*device]->sequences().Create(shape, settings, identity);
+}
+
+absl::StatusOr<size_t> Fleet::DeviceNamed(absl::string_view device_id) const {
   std::vector<std::string> ids;
   for (const auto& engine : engines_) {
     ids.push_back(engine->device().info().id);
-    if (ids.back() == device_id) {
-      return engine->sequences().Create(shape, settings, identity);
-    }
+    if (ids.back() == device_id) return ids.size() - 1;
   }
   return absl::InvalidArgumentError(absl::StrCat("device_id: '", device_id.substr(0, kMaxQuoted),
                                                  "' is not one of ", absl::StrJoin(ids, ", ")));

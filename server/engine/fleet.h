@@ -43,8 +43,8 @@ class Fleet {
 
   const std::vector<std::unique_ptr<Engine>>& engines() const { return engines_; }
 
-  // Engine::Admit on the device of the operation's sequences; INVALID_ARGUMENT if they are on
-  // several.
+  // Engine::Admit on the device of the operation's sequences and device memory; INVALID_ARGUMENT if
+  // they are on several.
   void Admit(AttendOperation* operation, AlarmFactory make_alarm, AdmitDone done);
   // Engine::Enqueue on the device that admitted the operation.
   absl::Status Enqueue(AttendOperation* operation) {
@@ -59,6 +59,11 @@ class Fleet {
   // Empty: on the device with the most free memory, or the next one if that is full.
   absl::StatusOr<SequenceInfo> Create(const SequenceShape& shape, const SequenceSettings& settings,
                                       const Identity& identity, absl::string_view device_id);
+
+  // Device::AllocateShared on the device named `device_id`, or the first if it is empty;
+  // INVALID_ARGUMENT if there is none.
+  using DeviceMemory = Device::SharedMemory;
+  absl::StatusOr<DeviceMemory> AllocateShared(absl::string_view device_id, size_t bytes);
 
   // A new lease of `identity`, on all devices. The fleet outlives it.
   ClientLease OpenLease(const Identity& identity);
@@ -78,6 +83,7 @@ class Fleet {
 
  private:
   absl::StatusOr<size_t> DeviceFor(const AttendRequest& request);
+  absl::StatusOr<size_t> DeviceNamed(absl::string_view device_id) const;
   size_t LeastLoaded();
   std::vector<Engine*> ByFreeMemory() const;  // most free memory first
 

@@ -18,6 +18,7 @@ bool CutLaunch::Next() {
   launch.copies.clear();
   launch.appends.clear();
   launch.part = parts[done];
+  launch.is_last_part = done + 1 == parts.size();
   operation->work = std::max(part_work * static_cast<int64_t>(parts.size() - done), Nanoseconds(1));
   return true;
 }

@@ -49,6 +49,7 @@ struct Launch {
   // launch that is executed in parts has one operation.
   kernels::BatchPart part;
   bool in_parts = false;
+  bool is_last_part = false;  // of a launch in parts
 
   uint64_t id = 0;  // given by the SequenceStore; 0: no operation names a sequence
 
@@ -64,6 +65,7 @@ struct Launch {
     pages.clear();
     part = {};
     in_parts = false;
+    is_last_part = false;
     id = 0;
   }
 };

@@ -2,163 +2,38 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "server/base/error_info.h"
 #include "server/telemetry/log.h"
 
 namespace flashcore::server {
-namespace {
-
-absl::Status AllFull(absl::string_view what, size_t more, size_t limit) {
-  return WithInfo(absl::ResourceExhaustedError(absl::StrCat(
-                      what, ": ", more, " in addition to those of all clients; at most ", limit,
-                      " are allowed, and no client has more than this one would")),
-                  reason::kServerFull);
-}
-
-absl::Status ClientFull(absl::string_view message, absl::string_view limit, size_t needed,
-                        size_t used, size_t allowed) {
-  return WithInfo(absl::ResourceExhaustedError(message), reason::kQuotaExceeded,
-                  {{"limit", limit}, {"needed", needed}, {"used", used}, {"allowed", allowed}});
-}
-
-}  // namespace
 
 SharedMemory::SharedMemory(const Options& options, const HostMemoryPinner* pinner, Gauge* bytes,
                            Gauge* regions)
-    : options_(options),
-      pinner_(pinner),
-      bytes_gauge_(bytes),
-      regions_gauge_(regions),
-      bytes_({options.total_bytes, options.client_bytes}),
-      regions_({options.total_regions, options.client_regions}) {}
+    : budget_(options, {"shared memory", "client_shared_memory_bytes", "client_shared_regions"},
+              bytes, regions),
+      pinner_(pinner) {}
 
-absl::StatusOr<std::shared_ptr<const SharedRegion>> SharedMemory::Map(const FileDescriptor& file,
-                                                                      uint64_t bytes,
-                                                                      bool read_only,
-                                                                      const std::string& client,
-                                                                      OnGiveBack on_give_back) {
+absl::StatusOr<std::shared_ptr<const SharedRegion>> SharedMemory::Map(
+    const FileDescriptor& file, uint64_t bytes, bool read_only, const std::string& client,
+    RegionBudget::OnGiveBack on_give_back) {
   if (absl::Status status = SharedRegion::CheckFile(file, bytes); !status.ok()) return status;
-  auto use = std::make_unique<Use>();
-  use->client_name = client;
-  use->bytes = bytes;
-  use->on_give_back = std::move(on_give_back);
-  std::vector<OnGiveBack> ended;
-  const absl::Status acquired = Acquire(use.get(), &ended);
-  for (OnGiveBack& end : ended) end();
-  if (!acquired.ok()) return acquired;
-  auto mapped = SharedRegion::Map(file, bytes, read_only);
-  if (!mapped.ok()) {
-    Release(use.get());
-    return mapped.status();
-  }
-  std::byte* const data = (*mapped)->data();
-  const absl::Status pinned = pinner_->PinHostMemory(data, bytes, read_only);
-  (*mapped)->set_in_reach(pinned.ok());
-  if (!pinned.ok()) {
-    LogWarning("shared memory is not pinned: it is copied in pieces, and never read in place",
-               {{"bytes", bytes}, {"error", pinned.message()}});
-  }
-  const auto unmap = [this, use = use.release()](const SharedRegion* region) {
-    if (region->in_reach()) pinner_->UnpinHostMemory(region->data());
-    delete region;
-    Release(use);
-    delete use;
-  };
-  return std::shared_ptr<const SharedRegion>(mapped->release(), unmap);
-}
-
-absl::Status SharedMemory::CheckOwnLimits(const std::string& client, size_t bytes) const {
-  for (const size_t limit : {options_.total_bytes, options_.client_bytes}) {
-    if (limit == 0 || bytes <= limit) continue;
-    return WithTooLarge(absl::ResourceExhaustedError(absl::StrCat(
-                            "bytes: ", bytes, " in one region; at most ", limit, " are allowed ",
-                            limit == options_.total_bytes ? "of all clients" : "per client")),
-                        bytes, limit);
-  }
-  if (bytes_.IsOverShare(client, bytes)) {
-    const size_t used = bytes_.held(client), allowed = options_.client_bytes;
-    return ClientFull(absl::StrCat("bytes: ", bytes, " in addition to the client's ", used,
-                                   "; at most ", allowed, " are allowed per client"),
-                      "client_shared_memory_bytes", bytes, used, allowed);
-  }
-  if (regions_.IsOverShare(client, 1)) {
-    const size_t used = regions_.held(client), allowed = options_.client_regions;
-    return ClientFull(absl::StrCat("the client has ", used, " regions of shared memory; at most ",
-                                   allowed, " are allowed per client"),
-                      "client_shared_regions", 1, used, allowed);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status SharedMemory::Acquire(Use* use, std::vector<OnGiveBack>* ended) {
-  MutexLock lock(&mutex_);
-  if (absl::Status status = CheckOwnLimits(use->client_name, use->bytes); !status.ok())
-    return status;
-  Take(use);
-  std::vector<Use*> given;
-  if (absl::Status status = MakeRoom(*use, &given); !status.ok()) {
-    Give(use);
-    for (auto one = given.rbegin(); one != given.rend(); ++one) Take(*one);  // the oldest first
-    return status;
-  }
-  for (Use* one : given) {
-    leaving_bytes_ += one->bytes;
-    ++leaving_regions_;
-    if (one->on_give_back != nullptr) ended->push_back(std::move(one->on_give_back));
-  }
-  bytes_gauge_->Increment(static_cast<double>(use->bytes));
-  regions_gauge_->Increment();
-  return absl::OkStatus();
-}
-
-absl::Status SharedMemory::MakeRoom(const Use& newcomer, std::vector<Use*>* given) {
-  for (const Shares* shares : {&bytes_, &regions_}) {
-    while (const Shares::Client* const client = shares->MustGiveBack()) {
-      if (client->held <= shares->held(newcomer.client_name)) {
-        return shares == &bytes_ ? AllFull("bytes", newcomer.bytes, options_.total_bytes)
-                                 : AllFull("regions", 1, options_.total_regions);
-      }
-      given->push_back(GiveNewest(client->name));
+  const auto map = [&]() -> absl::StatusOr<RegionBudget::Region> {
+    auto mapped = SharedRegion::Map(file, bytes, read_only);
+    if (!mapped.ok()) return mapped.status();
+    const absl::Status pinned = pinner_->PinHostMemory((*mapped)->data(), bytes, read_only);
+    (*mapped)->set_in_reach(pinned.ok());
+    if (!pinned.ok()) {
+      LogWarning("shared memory is not pinned: it is copied in pieces, and never read in place",
+                 {{"bytes", bytes}, {"error", pinned.message()}});
     }
-  }
-  if (given->empty()) return absl::OkStatus();
-  size_t bytes = leaving_bytes_;
-  for (const Use* one : *given) bytes += one->bytes;
-  const size_t regions = leaving_regions_ + given->size();
-  if (bytes <= options_.total_bytes && regions <= options_.total_regions) return absl::OkStatus();
-  return WithInfo(absl::ResourceExhaustedError(absl::StrCat(
-                      "shared memory: ", leaving_bytes_, " bytes in ", leaving_regions_,
-                      " regions that clients had to give back are still in use")),
-                  reason::kServerFull);
-}
-
-SharedMemory::Use* SharedMemory::GiveNewest(const std::string& client) {
-  auto* const newest = static_cast<Use*>(bytes_.clients().find(client)->second.newest);
-  Give(newest);
-  return newest;
-}
-
-void SharedMemory::Take(Use* use) {
-  bytes_.Take(use->client_name, use->bytes, use);
-  use->regions = regions_.Take(use->client_name, 1);
-}
-
-void SharedMemory::Give(Use* use) {
-  bytes_.Give(use);
-  regions_.Give(use->regions, 1);
-}
-
-void SharedMemory::Release(Use* use) {
-  MutexLock lock(&mutex_);
-  if (use->client != nullptr) {
-    Give(use);
-  } else {  // it was given back
-    leaving_bytes_ -= use->bytes;
-    --leaving_regions_;
-  }
-  bytes_gauge_->Decrement(static_cast<double>(use->bytes));
-  regions_gauge_->Decrement();
+    return mapped;
+  };
+  auto region = budget_.Share(bytes, client, std::move(on_give_back), map);
+  if (!region.ok() || !(*region)->in_reach()) return region;
+  const SharedRegion* const pinned = region->get();
+  return std::shared_ptr<const SharedRegion>(
+      pinned, [this, region = *std::move(region)](const SharedRegion* unused) {
+        pinner_->UnpinHostMemory(unused->data());
+      });
 }
 
 }  // namespace flashcore::server

@@ -13,7 +13,6 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/error_info.h"
 
@@ -68,6 +67,28 @@ void InstallHandler() {
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigaction(SIGBUS, &action, &previous_action);
 }
+
+// FaultGuard matters although no page can go: the system may lack memory for a page that was never
+// written.
+class MappedFile final : public SharedRegion {
+ public:
+  MappedFile(std::byte* data, size_t bytes, bool read_only, FaultGuard guard)
+      : SharedRegion(data, bytes, read_only), guard_(std::move(guard)) {}
+  ~MappedFile() override {
+    guard_.reset();
+    munmap(data(), bytes());
+  }
+
+  absl::Status Check() const override {
+    if (!guard_->lost()) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("region_id: the system has no memory for all of the ", bytes(),
+                     " bytes of the region; it can no longer be used"));
+  }
+
+ private:
+  std::optional<FaultGuard> guard_;
+};
 
 absl::Status NotMemory() {
   return absl::InvalidArgumentError(
@@ -148,19 +169,7 @@ absl::StatusOr<std::unique_ptr<SharedRegion>> SharedRegion::Map(const FileDescri
                                      " regions are registered, which is the limit of the server")),
                     reason::kServerFull);
   }
-  return absl::WrapUnique(new SharedRegion(data, bytes, read_only, *std::move(guard)));
-}
-
-SharedRegion::~SharedRegion() {
-  guard_.reset();
-  munmap(data_, bytes_);
-}
-
-absl::Status SharedRegion::Check() const {
-  if (!guard_->lost()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("region_id: the system has no memory for all of the ", bytes_,
-                   " bytes of the region; it can no longer be used"));
+  return std::make_unique<MappedFile>(data, bytes, read_only, *std::move(guard));
 }
 
 }  // namespace flashcore::server

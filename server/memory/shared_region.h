@@ -1,4 +1,4 @@
-// One region of memory that a client on this host shares.
+// One region of memory that a client on this host and the server share.
 #ifndef FLASHCORE_SERVER_MEMORY_SHARED_REGION_H_
 #define FLASHCORE_SERVER_MEMORY_SHARED_REGION_H_
 
@@ -37,47 +37,52 @@ class FaultGuard {
   size_t slot_;  // kMaxGuards: moved from
 };
 
-// Mapped memory of a client: a memfd that it has sent, sealed against shrinking, so that none of
-// its pages can go; a hole that the client punches reads as zeros. The client can change the
-// contents at any time, so the server reads nothing but tensor values from it. FaultGuard still
-// matters: the system may lack memory for a page that was never written. Thread-safe.
+// Memory that a client shares with the server. The client can change the contents at any time, so
+// the server reads nothing but tensor values from it, and counters that it checks. Thread-safe.
 class SharedRegion {
  public:
   static constexpr size_t kAlignment = 16;  // of tensors: the width of a kernel's load
+  static constexpr int kHost = -1;
 
   // INVALID_ARGUMENT if `file` is no memory. Asks no file system, and so never blocks.
   static absl::Status CheckIsMemory(const FileDescriptor& file);
-  // INVALID_ARGUMENT if `file` is not such a memfd, or has huge pages, or if `bytes` is not a
-  // multiple of the page size within the file.
+  // INVALID_ARGUMENT if `file` is not a memfd that is sealed against shrinking, so that none of its
+  // pages can go, or has huge pages, or if `bytes` is not a multiple of the page size within the
+  // file. A hole that the client punches reads as zeros.
   static absl::Status CheckFile(const FileDescriptor& file, uint64_t bytes);
   // Maps the first `bytes` of a file that passed, which may then be closed. PERMISSION_DENIED if it
   // cannot be written and `read_only` is false; RESOURCE_EXHAUSTED.
   static absl::StatusOr<std::unique_ptr<SharedRegion>> Map(const FileDescriptor& file,
                                                            uint64_t bytes, bool read_only);
-  ~SharedRegion();
+  virtual ~SharedRegion() = default;
   SharedRegion(const SharedRegion&) = delete;
   SharedRegion& operator=(const SharedRegion&) = delete;
 
-  std::byte* data() const { return data_; }
+  std::byte* data() const { return data_; }  // the address on its device, if it has one
   size_t bytes() const { return bytes_; }
   bool read_only() const { return read_only_; }
 
   // Whether kernels of every device can access it at data(). Set before the region is shared.
   bool in_reach() const { return in_reach_; }
   void set_in_reach(bool in_reach) { in_reach_ = in_reach; }
+  // The device whose memory it is, by its number in the fleet. kHost: none. Set before the region
+  // is shared.
+  int device() const { return device_; }
+  void set_device(int device) { device_ = device; }
 
   // FAILED_PRECONDITION if the system had no memory for a part of it.
-  absl::Status Check() const;
+  virtual absl::Status Check() const { return absl::OkStatus(); }
+
+ protected:
+  SharedRegion(std::byte* data, size_t bytes, bool read_only)
+      : data_(data), bytes_(bytes), read_only_(read_only) {}
 
  private:
-  SharedRegion(std::byte* data, size_t bytes, bool read_only, FaultGuard guard)
-      : data_(data), bytes_(bytes), read_only_(read_only), guard_(std::move(guard)) {}
-
   std::byte* const data_;
   const size_t bytes_;
   const bool read_only_;
-  std::optional<FaultGuard> guard_;
   bool in_reach_ = false;
+  int device_ = kHost;
 };
 
 }  // namespace flashcore::server

@@ -14,6 +14,7 @@
 #include "kernels/attention.h"
 #include "server/memory/shared_region.h"
 #include "server/request/sequence_id.h"
+#include "server/request/timeline_point.h"
 
 namespace flashcore::server {
 
@@ -63,6 +64,9 @@ struct AttendRequest {
   size_t key_bytes = 0;
   size_t value_bytes = 0;
   std::array<MemoryRange, kNumTensors> ranges;
+
+  TimelinePoint inputs_ready;   // when it begins
+  TimelinePoint results_ready;  // that it raises when it has ended
 
   // Bytes of `rows` rows of `heads` heads; SIZE_MAX on overflow.
   size_t TensorBytes(int64_t rows, uint32_t heads) const;

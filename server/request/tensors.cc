@@ -17,10 +17,11 @@ size_t AttendTensors::LayOut(const AttendRequest& request, Tensor first, Tensor 
   size_t block_bytes = 0;
   for (int i = first; i <= last; ++i) {
     if (bytes_[i] == 0) continue;
-    offsets_[i] = AlignUp(block_bytes, StagingPool::kAlignment);
-    block_bytes = offsets_[i] + bytes_[i];
     regions_[i] = request.ranges[i].region.get();
     region_offsets_[i] = request.ranges[i].offset;
+    if (on_device(static_cast<Tensor>(i))) continue;
+    offsets_[i] = AlignUp(block_bytes, StagingPool::kAlignment);
+    block_bytes = offsets_[i] + bytes_[i];
     if (regions_[i] == nullptr) *staged_bytes = block_bytes;
     in_reach_ = in_reach_ && (regions_[i] == nullptr || regions_[i]->in_reach());
   }
@@ -37,7 +38,7 @@ std::byte* AttendTensors::At(Tensor tensor) const {
 AttendTensors::Pieces AttendTensors::PiecesOf(Tensor first, Tensor last) const {
   Pieces pieces;
   for (int i = first; i <= last; ++i) {
-    if (bytes_[i] == 0) continue;
+    if (bytes_[i] == 0 || on_device(static_cast<Tensor>(i))) continue;
     std::byte* const host = At(static_cast<Tensor>(i));
     if (!pieces.empty() && regions_[i] == pieces.back().region) {
       Piece& piece = pieces.back();
@@ -55,11 +56,11 @@ AttendTensors::Pieces AttendTensors::PiecesOf(Tensor first, Tensor last) const {
 
 TensorAddresses AttendTensors::InBlocks(std::byte* inputs, std::byte* results) const {
   TensorAddresses at;
-  at.query = inputs + offsets_[kQuery];
-  at.key = inputs + offsets_[kKey];
-  at.value = inputs + offsets_[kValue];
-  at.output = results + offsets_[kOutput];
-  if (lse() != nullptr) at.lse = reinterpret_cast<float*>(results + offsets_[kLse]);
+  at.query = InBlock(kQuery, inputs);
+  at.key = InBlock(kKey, inputs);
+  at.value = InBlock(kValue, inputs);
+  at.output = InBlock(kOutput, results);
+  if (lse() != nullptr) at.lse = reinterpret_cast<float*>(InBlock(kLse, results));
   return at;
 }
 

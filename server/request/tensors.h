@@ -1,4 +1,4 @@
-// Where the tensors of a request are on the host.
+// Where the tensors of a request are.
 #ifndef FLASHCORE_SERVER_REQUEST_TENSORS_H_
 #define FLASHCORE_SERVER_REQUEST_TENSORS_H_
 
@@ -23,15 +23,15 @@ struct TensorAddresses {
   float* lse = nullptr;  // null: not requested
 };
 
-// The tensors of one request on the host: each in staging memory, or in shared memory if the
-// request has a range for it.
+// The tensors of one request: each in staging memory, or in shared memory if the request has a
+// range for it. That may be memory of the device.
 //
-// A device that copies them has one block for the inputs (query, key, value) and one for the
-// results (output, LSE). Staging memory has the same blocks, with every tensor aligned to
-// StagingPool::kAlignment.
+// A device that copies tensors of the host has one block for the inputs (query, key, value) and one
+// for the results (output, LSE). Staging memory has the same blocks, with every tensor aligned to
+// StagingPool::kAlignment. Tensors on the device have no place in them.
 class AttendTensors {
  public:
-  // Bytes with the same layout on the host and in a block.
+  // Bytes of the host with the same layout there and in a block.
   struct Piece {
     const SharedRegion* region;  // that the host's side lies in; null: staging memory
     std::byte* host;
@@ -53,15 +53,19 @@ class AttendTensors {
   float* lse() const { return reinterpret_cast<float*>(At(kLse)); }
   const SharedRegion* region(Tensor tensor) const { return regions_[tensor]; }  // null: staging
   TensorAddresses addresses() const { return {query(), key(), value(), output(), lse()}; }
+  bool on_device(Tensor tensor) const {
+    return regions_[tensor] != nullptr && regions_[tensor]->device() != SharedRegion::kHost;
+  }
 
   size_t lse_offset() const { return offsets_[kLse]; }   // in the result block
   size_t input_bytes() const { return input_bytes_; }    // of the input block
   size_t result_bytes() const { return result_bytes_; }  // of the result block
   Pieces inputs() const { return PiecesOf(kQuery, kValue); }
   Pieces results() const { return PiecesOf(kOutput, kLse); }
-  // The tensors' addresses in blocks that start at `inputs` and `results`.
+  // The addresses of the tensors on the device, if the others are in blocks that start at `inputs`
+  // and `results`.
   TensorAddresses InBlocks(std::byte* inputs, std::byte* results) const;
-  bool in_reach() const { return in_reach_; }  // kernels of every device can access them in place
+  bool in_reach() const { return in_reach_; }  // the device's kernels can access all in place
 
   void ReleaseInputs() { claim_.inputs.Reset(); }
   StagingUse staged_results() const { return claim_.results.use(); }
@@ -72,6 +76,10 @@ class AttendTensors {
   // those up to the end of the last tensor that is not in shared memory.
   size_t LayOut(const AttendRequest& request, Tensor first, Tensor last, size_t* staged_bytes);
   std::byte* At(Tensor tensor) const;
+  // The address on the device of a tensor that is there, or else is in `block`.
+  std::byte* InBlock(Tensor tensor, std::byte* block) const {
+    return on_device(tensor) ? At(tensor) : block + offsets_[tensor];
+  }
   Pieces PiecesOf(Tensor first, Tensor last) const;
 
   StagingClaim claim_;

@@ -218,6 +218,10 @@ Metrics::Metrics(const Options& options)
                                    "Client memory shared with the server.")),
       shared_memory_regions(AddGauge(&registry_, "flashcore_shared_memory_regions",
                                      "Regions of client memory shared with the server.")),
+      device_tensor_bytes(AddGauge(&registry_, "flashcore_device_tensor_bytes",
+                                   "Device memory for tensors of clients.")),
+      device_tensor_regions(AddGauge(&registry_, "flashcore_device_tensor_regions",
+                                     "Regions of device memory for tensors of clients.")),
       tls_certificate_expiry_timestamp_seconds(
           AddGauge(&registry_, "flashcore_tls_certificate_expiry_timestamp_seconds",
                    "When the first certificate of the server's chain expires, in seconds since the "

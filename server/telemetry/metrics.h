@@ -186,6 +186,8 @@ class Metrics : public prometheus::Collectable {
   Counter& rejected_unread;    // requests whose replies the clients did not read in time
   Gauge& shared_memory_bytes;  // client memory that is mapped
   Gauge& shared_memory_regions;
+  Gauge& device_tensor_bytes;  // device memory that clients share
+  Gauge& device_tensor_regions;
   Gauge& tls_certificate_expiry_timestamp_seconds;  // since the epoch; 0: no TLS
   Counter& tls_reload_failures;                     // changed files that could not be used
   Counter& token_reload_failures;

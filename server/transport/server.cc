@@ -77,6 +77,7 @@ AttentionMethods::Options MethodsOptions(const Server::Options& options) {
   methods.max_message_bytes = options.max_message_bytes;
   methods.max_stream_inflight = options.max_stream_inflight;
   methods.shared_memory = options.shared_memory;
+  methods.device_memory = options.device_memory;
   methods.version = options.version;
   methods.max_connections = options.connections.max;
   methods.max_connections_per_host = options.connections.max_per_host;
@@ -333,6 +334,7 @@ bool Server::Drain(absl::Duration timeout) {
   if (!WaitForRpcs(deadline)) {
     const absl::Status status = absl::UnavailableError(
         absl::StrCat(kDrains, ", and the request could not finish within --drain_timeout_s"));
+    if (local_ != nullptr) local_->EndInputWaits(status);
     fleet_->EndAll(status);
     if (!WaitForRpcs(deadline + end / 2)) context_.unsent.CutOffAll();
     // Calls that gRPC still holds then wait for connections that do not move; its shutdown closes

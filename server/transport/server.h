@@ -51,6 +51,7 @@ class Server {
     int max_stream_inflight = 64;  // unanswered requests of one AttendStream; then it is not read
     UnsentReplies::Options unsent_replies;
     SharedMemory::Options shared_memory;
+    DeviceMemory::Options device_memory{/*total_bytes=*/0};
     CredentialFiles::Options credentials;
     std::string local_listen;  // path of the local socket; empty: none
     // Its client_certificates and needs_tokens follow from `credentials`.

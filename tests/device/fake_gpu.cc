@@ -38,9 +38,11 @@ cudaError_t cudaGetDevice(int* gpu) {
   *gpu = CurrentGpu();
   return cudaSuccess;
 }
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int gpu) {
   *properties = {};
   std::strcpy(properties->name, "Fake");
+  std::strcpy(properties->uuid.bytes, "fake GPU 0");
+  properties->uuid.bytes[9] = static_cast<char>('0' + gpu);
   properties->major = 8;
   properties->minor = 9;
   properties->totalGlobalMem = kTotalBytes;

@@ -33,6 +33,9 @@ int FakeGpuWaitingPieces(int gpu);
 // Threads that sleep until a stream or an event is done.
 int FakeGpuWaiters();
 
+// Allocations, reserved addresses and maps of memory for clients that exist.
+int FakeGpuSharedResources();
+
 // Bytes of the L2 that are set aside, and the resets of its persisting lines.
 size_t FakeGpuSetAsideBytes(int gpu);
 int FakeGpuL2Resets(int gpu);
@@ -54,6 +57,9 @@ void SetFakeGpuWindowedTimes(float ms, float ms_beside);
 // `successes` calls. cudaSuccess: they no longer fail.
 void FailFakeGpuLaunches(cudaError_t error, int successes = 0);
 void FailFakeGpuCopies(cudaError_t error, int successes = 0);
+
+// Functions of the CUDA driver (cuda_driver.h) fail after the next `successes` calls.
+void FailFakeGpuDriver(bool fail, int successes = 0);
 
 // While a GPU is held, no piece of work runs on it. Whoever waits for one, waits.
 void HoldFakeGpu(int gpu, bool held);

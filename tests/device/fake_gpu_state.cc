@@ -25,6 +25,7 @@ std::atomic<float> windowed_ms{kFakeGpuPieceMs};
 std::atomic<float> windowed_ms_beside{kFakeGpuPieceMs};
 Fault launch_fault;
 Fault copy_fault;
+Fault driver_fault;
 std::mutex memory_mutex;
 Memory device_memory;
 Memory pinned_memory;
@@ -222,6 +223,9 @@ void FailFakeGpuLaunches(cudaError_t error, int successes) {
 void FailFakeGpuCopies(cudaError_t error, int successes) {
   fake_gpu::copy_fault.Set(error, successes);
 }
+void FailFakeGpuDriver(bool fail, int successes) {
+  fake_gpu::driver_fault.Set(fail ? cudaErrorUnknown : cudaSuccess, successes);
+}
 void HoldFakeGpu(int gpu, bool held) {
   std::lock_guard<std::mutex> lock(fake_gpu::gpus_mutex);
   fake_gpu::gpus[gpu].held = held;
@@ -235,6 +239,7 @@ void LoseFakeGpu(int gpu, cudaError_t error) {
 void RestoreFakeGpus() {
   FailFakeGpuLaunches(cudaSuccess);
   FailFakeGpuCopies(cudaSuccess);
+  FailFakeGpuDriver(false);
   SetFakeGpuWindowedTimes(kFakeGpuPieceMs, kFakeGpuPieceMs);
   for (int gpu = 0; gpu < fake_gpu::kGpus; ++gpu) {
     LoseFakeGpu(gpu, cudaSuccess);

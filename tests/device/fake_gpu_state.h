@@ -69,6 +69,7 @@ extern std::atomic<float> windowed_ms;
 extern std::atomic<float> windowed_ms_beside;
 extern Fault launch_fault;
 extern Fault copy_fault;
+extern Fault driver_fault;
 extern thread_local int current_gpu;  // -1: not set; the real runtime would use GPU 0
 
 int CurrentGpu();  // fails the test if the thread has not set it

@@ -241,5 +241,48 @@ TEST(FakeGpus, AreNamedByWhatWasAsked) {
   EXPECT_EQ(opened->reason, "--device=cuda:0,cuda:1");
 }
 
+// Tensors on a GPU are attended there; those on another are refused by name.
+TEST_F(FakeGpusTest, MemoryOfAGpuIsForRequestsOfThatGpu) {
+  const auto on = [&](const char* device_id) {
+    auto memory = fleet_->AllocateShared(device_id, kMiB);
+    EXPECT_EQ(memory.status(), absl::OkStatus());
+    return std::shared_ptr<const SharedRegion>(std::move(memory->region));
+  };
+  const std::shared_ptr<const SharedRegion> first = on("cuda:0"), second = on("cuda:1");
+  EXPECT_EQ(first->device(), 0);
+  EXPECT_EQ(second->device(), 1);
+  for (int i = 0; i < 8; ++i) {  // whatever the load
+    AttendJob job;
+    AttendRequest& request = job.operation.request;
+    request = testing::MakeRequest(3, 50);
+    request.ranges[kQuery] = {second, 0, request.query_bytes};
+    request.ranges[kOutput] = {second, 65536, request.output_bytes()};
+    testing::FillTensors(&job, &random_);
+    ASSERT_EQ(Submit(&job), absl::OkStatus());
+    ASSERT_EQ(job.ended.get(), absl::OkStatus());
+    EXPECT_EQ(job.operation.device, 1u);
+    EXPECT_EQ(
+        FirstDifference(job, Reference(job), testing::KernelTolerance(kernels::DType::kFloat16)),
+        "");
+  }
+  const std::unique_ptr<AttendJob> foreign = MakeAppend(Create("cuda:0"), 5);
+  AttendRequest& request = foreign->operation.request;
+  request.ranges[kValue] = {second, 0, request.value_bytes};
+  absl::Status status = Submit(foreign.get());
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("value_range: is memory of cuda:1, but spans[0] names a sequence of "
+                        "cuda:0"));
+  AttendJob both;
+  both.operation.request = testing::MakeRequest(3, 50);
+  both.operation.request.ranges[kKey] = {first, 0, both.operation.request.key_bytes};
+  both.operation.request.ranges[kLse] = {second, 0, 0};
+  status = Prepare(&both, fleet_.get());
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("lse_range: is memory of cuda:1, but key_range is memory of cuda:0"));
+  EXPECT_EQ(fleet_->AllocateShared("cuda:2", 1).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 }  // namespace
 }  // namespace flashcore::server

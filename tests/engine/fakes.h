@@ -2,6 +2,9 @@
 #ifndef FLASHCORE_TESTS_ENGINE_FAKES_H_
 #define FLASHCORE_TESTS_ENGINE_FAKES_H_
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -114,6 +117,8 @@ class HeapDevice : public Device {
         kv_memory_{kv_.get(), options.kv_memory_bytes, options.kv_hot_bytes} {
     info_.id = options.id;
     info_.name = info_.arch = "fake";
+    info_.uuid = "a UUID for tests.";
+    info_.uuid.resize(16);
     info_.lanes = options.lanes;
     for (const kernels::Kernel& kernel : kernels::AllKernels()) {
       if (kernel.spec.arch == kernels::Arch::kCpu) kernels_.push_back(&kernel);
@@ -125,6 +130,17 @@ class HeapDevice : public Device {
   const std::vector<const kernels::Kernel*>& kernels() const override { return kernels_; }
   StagingPool::Allocator staging_allocator() override { return StagingPool::HeapAllocator(); }
   KvMemory kv_memory() const override { return kv_memory_; }
+
+  // Of the host: a memfd that both map.
+  absl::StatusOr<SharedMemory> AllocateShared(size_t bytes) const override {
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
+    const size_t whole = (bytes + page - 1) / page * page;
+    FileDescriptor file(memfd_create("fake", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (ftruncate(file.get(), static_cast<off_t>(whole)) != 0) std::abort();
+    auto region = SharedRegion::Map(file, whole, /*read_only=*/false);
+    if (!region.ok()) return region.status();
+    return SharedMemory{*std::move(region), std::move(file)};
+  }
 
   // For devices that do everything in Dispatch.
   absl::Status Complete(int /*lane*/) override { return absl::OkStatus(); }

@@ -92,6 +92,9 @@ class GatedDevice final : public Device {
     gate_->Register();
     return device_->PinHostMemory(data, bytes, read_only);
   }
+  absl::StatusOr<SharedMemory> AllocateShared(size_t bytes) const override {
+    return device_->AllocateShared(bytes);
+  }
   void UnpinHostMemory(std::byte* data) const override { device_->UnpinHostMemory(data); }
   absl::Status ResetPersistingL2() override { return device_->ResetPersistingL2(); }
 

@@ -143,7 +143,8 @@ class CallExchange : public Exchange {
 
  protected:
   CallExchange(const CallSetup& setup, RpcMetrics* rpc, std::string message)
-      : Exchange({setup.services->methods->fleet(), setup.services->methods->context(), rpc},
+      : Exchange({setup.services->methods->fleet(), setup.services->methods->context(), rpc,
+                  setup.services->input_waits},
                  RequestMessage(std::move(message))),
         rpc_(origin_.context, rpc) {
     operation_.identity = setup.identity;

@@ -150,6 +150,8 @@ void Connection::Dispatch(const v1::LocalRequest& request) {
       return Hello(id, request.hello());
     case v1::LocalRequest::kRegisterMemory:
       return RegisterMemory(id, request.register_memory());
+    case v1::LocalRequest::kAllocateDeviceMemory:
+      return AllocateDeviceMemory(id, request.allocate_device_memory());
     case v1::LocalRequest::kUnregisterMemory:
       return UnregisterMemory(id, request.unregister_memory());
     case v1::LocalRequest::kOpenRing:
@@ -198,7 +200,9 @@ void Connection::RegisterMemory(uint64_t id, const v1::LocalRegisterMemory& requ
   alone_ = id;
   services_.slow->Add(identity_.name, [services = &services_, post = mailbox(), id,
                                        file = *std::move(file), request]() mutable {
-    auto give_back = [post] { post([](Connection* self) { self->EndForMemory(); }); };
+    auto give_back = [post] {
+      post([](Connection* self) { self->EndForMemory("shared memory", "--shared_memory_bytes"); });
+    };
     auto region = services->calls.methods->memory()->Map(file, request.bytes(), request.read_only(),
                                                          post.client, std::move(give_back));
     services->passed_files->Close(post.client, std::move(file));
@@ -217,6 +221,35 @@ void Connection::Registered(uint64_t id, absl::StatusOr<Regions::Region> region)
   Send(id, absl::OkStatus(), std::move(reply));
 }
 
+void Connection::AllocateDeviceMemory(uint64_t id, const v1::LocalAllocateDeviceMemory& request) {
+  alone_ = id;
+  services_.slow->Add(identity_.name, [services = &services_, post = mailbox(), id, request] {
+    auto give_back = [post] {
+      post([](Connection* self) { self->EndForMemory("device memory", "--device_tensor_bytes"); });
+    };
+    auto memory = services->calls.methods->device_memory()->Allocate(
+        request.bytes(), request.device_id(), post.client, std::move(give_back));
+    if (memory.ok()) {
+      memory->region = UnmapElsewhere(services->slow, post.client, std::move(memory->region));
+    }
+    post([id, memory = std::move(memory)](Connection* self) mutable {
+      self->Allocated(id, std::move(memory));
+    });
+  });
+}
+
+void Connection::Allocated(uint64_t id, absl::StatusOr<DeviceMemory::Allocation> memory) {
+  alone_ = 0;
+  if (!memory.ok()) return Reply(id, memory.status());
+  v1::LocalReply reply;
+  v1::LocalAllocateDeviceMemoryResult& result = *reply.mutable_allocate_device_memory();
+  result.set_bytes(memory->region->bytes());
+  result.set_device_uuid(memory->uuid);
+  result.set_region_id(regions_->Add(std::move(memory->region)));
+  Send(id, absl::OkStatus(), std::move(reply),
+       std::make_shared<const FileDescriptor>(std::move(memory->file)));
+}
+
 void Connection::UnregisterMemory(uint64_t id, const v1::LocalUnregisterMemory& request) {
   const bool removed = regions_->Remove(request.region_id()) != nullptr;
   Reply(id, removed ? absl::OkStatus()
@@ -229,7 +262,7 @@ void Connection::OpenRing(uint64_t id, const v1::LocalOpenRing& request) {
   if (!number.ok()) return Reply(id, number.status());
   v1::LocalReply reply;
   reply.mutable_open_ring()->set_ring(*number);
-  Send(id, absl::OkStatus(), std::move(reply), doorbell_.get());
+  Send(id, absl::OkStatus(), std::move(reply), doorbell_);
 }
 
 absl::StatusOr<uint32_t> Connection::AddRing(const v1::LocalOpenRing& request) {
@@ -247,13 +280,13 @@ absl::StatusOr<uint32_t> Connection::AddRing(const v1::LocalOpenRing& request) {
   auto ring =
       Ring::Open(*std::move(region), {request.offset(), request.slots(), request.slot_bytes()});
   if (!ring.ok()) return ring.status();
-  if (!doorbell_.valid()) {
+  if (doorbell_ == nullptr) {
     FileDescriptor doorbell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!doorbell.valid() || !services_.poller->AddDoorbell(doorbell.get())) {
       return WithInfo(absl::ResourceExhaustedError("doorbell: the server can open no more files"),
                       reason::kServerFull);
     }
-    doorbell_ = std::move(doorbell);
+    doorbell_ = std::make_shared<const FileDescriptor>(std::move(doorbell));
   }
   const uint32_t number = ++last_ring_;
   RingSession::Callbacks callbacks;
@@ -371,13 +404,16 @@ void Connection::EndUnread(CutOff why) {
   End();
 }
 
-void Connection::EndForMemory() {
-  Break(absl::UnavailableError("shared memory: all clients share too much together, and this one "
-                               "the most (--shared_memory_bytes); connect again"),
+void Connection::EndForMemory(absl::string_view memory, absl::string_view flag) {
+  Break(absl::UnavailableError(absl::StrCat(memory,
+                                            ": all clients share too much together, and this one "
+                                            "the most (",
+                                            flag, "); connect again")),
         RefusedLocalConnection::kSharedMemory);
 }
 
-void Connection::Send(uint64_t id, const absl::Status& status, v1::LocalReply reply, int file) {
+void Connection::Send(uint64_t id, const absl::Status& status, v1::LocalReply reply,
+                      FrameSocket::SentFile file) {
   if (ended_) return;
   last_use_ = context_->clock->Now();
   reply.set_id(id);
@@ -386,7 +422,7 @@ void Connection::Send(uint64_t id, const absl::Status& status, v1::LocalReply re
     *reply.mutable_status() = ToStatus(status);
   }
   // The client is gone or does not read; drop its remaining requests.
-  if (!socket_.Send(reply.SerializeAsString(), file, identity_.name)) End();
+  if (!socket_.Send(reply.SerializeAsString(), std::move(file), identity_.name)) End();
 }
 
 void Connection::Break(const absl::Status& why, RefusedLocalConnection reason) {
@@ -406,7 +442,7 @@ void Connection::End() {
   }
   rings_.clear();
   for (auto& [id, call] : std::exchange(calls_, {})) call->Cancel();
-  if (doorbell_.valid()) services_.poller->RemoveDoorbell(doorbell_.get());
+  if (doorbell_ != nullptr) services_.poller->RemoveDoorbell(doorbell_->get());
   regions_->Clear();
   lease_.End();
 }

@@ -88,6 +88,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   void Hello(uint64_t id, const v1::LocalHello& hello);
   void RegisterMemory(uint64_t id, const v1::LocalRegisterMemory& request);
   void Registered(uint64_t id, absl::StatusOr<Regions::Region> region);
+  void AllocateDeviceMemory(uint64_t id, const v1::LocalAllocateDeviceMemory& request);
+  void Allocated(uint64_t id, absl::StatusOr<DeviceMemory::Allocation> memory);
   void UnregisterMemory(uint64_t id, const v1::LocalUnregisterMemory& request);
   void OpenRing(uint64_t id, const v1::LocalOpenRing& request);
   absl::StatusOr<uint32_t> AddRing(const v1::LocalOpenRing& request);
@@ -109,11 +111,12 @@ class Connection final : public std::enable_shared_from_this<Connection> {
 
   bool Paused() const;  // takes no requests now
   void Reply(uint64_t id, const absl::Status& status) { Send(id, status, {}); }
-  void Send(uint64_t id, const absl::Status& status, v1::LocalReply reply, int file = -1);
+  void Send(uint64_t id, const absl::Status& status, v1::LocalReply reply,
+            FrameSocket::SentFile file = nullptr);
   // The client does not read.
   void EndUnread(CutOff why);
-  // Its memory is for clients that share less.
-  void EndForMemory();
+  // Its memory is for clients that share less; `flag` limits it.
+  void EndForMemory(absl::string_view memory, absl::string_view flag);
 
   const Services& services_;
   RpcContext* const context_;
@@ -138,7 +141,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   };
   std::unordered_map<uint32_t, RingEntry> rings_;
   uint32_t last_ring_ = 0;
-  FileDescriptor doorbell_;  // of all rings; opened with the first
+  FrameSocket::SentFile doorbell_;  // of all rings; opened with the first
 };
 
 }  // namespace flashcore::server::local

@@ -107,10 +107,10 @@ absl::StatusOr<FileDescriptor> FrameSocket::TakeFile() {
   return file;
 }
 
-bool FrameSocket::Send(const std::string& message, int file, absl::string_view client) {
+bool FrameSocket::Send(const std::string& message, SentFile file, absl::string_view client) {
   Frame& frame = out_.emplace_back();
   frame.bytes = wire::Frame(message);
-  frame.file = file;
+  frame.file = std::move(file);
   if (!Flush()) return false;
   if (out_.empty()) return true;
   Frame& last = out_.back();
@@ -124,9 +124,9 @@ bool FrameSocket::Send(const std::string& message, int file, absl::string_view c
 bool FrameSocket::Flush() {
   while (!out_.empty()) {
     Frame& frame = out_.front();
-    const ssize_t bytes =
-        wire::SendBytes(socket_.get(), std::string_view(frame.bytes).substr(sent_),
-                        sent_ == 0 ? frame.file : -1, MSG_DONTWAIT);
+    const int file = sent_ == 0 && frame.file != nullptr ? frame.file->get() : -1;
+    const ssize_t bytes = wire::SendBytes(
+        socket_.get(), std::string_view(frame.bytes).substr(sent_), file, MSG_DONTWAIT);
     if (bytes < 0 && errno == EAGAIN) return true;
     if (bytes < 0) return false;
     sent_ += static_cast<size_t>(bytes);

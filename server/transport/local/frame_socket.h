@@ -58,9 +58,11 @@ class FrameSocket {
   // The client has passed more files at once than it may.
   bool too_many_files() const { return too_many_files_; }
 
-  // Sends a frame, now or later, with a file descriptor that stays open until then; -1: none.
-  // Unread bytes are charged to `client`. False: the client is gone.
-  bool Send(const std::string& message, int file, absl::string_view client);
+  // A file descriptor to send; null: none.
+  using SentFile = std::shared_ptr<const FileDescriptor>;
+  // Sends a frame, now or later, with a file descriptor. Unread bytes are charged to `client`.
+  // False: the client is gone.
+  bool Send(const std::string& message, SentFile file, absl::string_view client);
   // Sends what the socket takes. False: the client is gone.
   bool Flush();
   // Memory of the frames that are not completely sent.
@@ -73,7 +75,7 @@ class FrameSocket {
 
   struct Frame {
     std::string bytes;
-    int file = -1;
+    SentFile file;
     size_t charged_bytes = 0;
     std::unique_ptr<UnsentReply> charge;  // null: it was sent at once
   };

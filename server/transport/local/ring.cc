@@ -17,6 +17,9 @@ absl::Status CheckShape(const SharedRegion& region, const Ring::Shape& shape) {
   const auto invalid = [](const auto&... args) {
     return absl::InvalidArgumentError(absl::StrCat(args...));
   };
+  if (region.device() != SharedRegion::kHost) {
+    return invalid("region_id: the region is device memory; a ring is in host memory");
+  }
   if (region.read_only()) return invalid("region_id: the region is read_only");
   if (shape.slots < 1 || shape.slots > wire::kMaxSlots || (shape.slots & (shape.slots - 1)) != 0) {
     return invalid("slots: ", shape.slots, " is not a power of two in 1..", wire::kMaxSlots);

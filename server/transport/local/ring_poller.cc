@@ -1,5 +1,6 @@
 #include "server/transport/local/ring_poller.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
@@ -13,10 +14,14 @@ namespace {
 // How often a spinning thread lets others run.
 constexpr int kPassesBetweenYields = 16;
 
+// Between two looks at counters that GPUs write.
+constexpr timespec kNap = {0, 50'000};
+
 }  // namespace
 
-RingPoller::RingPoller(Nanoseconds spin, const Clock* clock)
+RingPoller::RingPoller(Nanoseconds spin, InputWaits* waits, const Clock* clock)
     : spin_(spin),
+      waits_(waits),
       clock_(clock),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -26,9 +31,11 @@ RingPoller::RingPoller(Nanoseconds spin, const Clock* clock)
 
 RingPoller::~RingPoller() {
   stop_ = true;
-  eventfd_write(wake_.get(), 1);
+  Wake();
   thread_.join();
 }
+
+void RingPoller::Wake() { eventfd_write(wake_.get(), 1); }
 
 void RingPoller::Add(std::shared_ptr<RingSession> session) {
   Post({std::move(session), /*add=*/true});
@@ -55,7 +62,7 @@ void RingPoller::Post(Command command) {
     commands_.Add(client, std::move(command));
     has_commands_ = true;
   }
-  eventfd_write(wake_.get(), 1);
+  Wake();
 }
 
 void RingPoller::RunCommands() {
@@ -80,21 +87,27 @@ void RingPoller::Run() {
   int passes = 0;
   while (!stop_) {
     RunCommands();
-    if (turns_.Poll()) {
+    const bool taken = turns_.Poll();
+    if (waits_->Poll() || taken) {
       last_work = clock_->Now();
-    } else if (spin_ == Nanoseconds(0) || turns_.empty() || clock_->Now() - last_work >= spin_) {
-      Sleep();
-      last_work = clock_->Now();
+    } else if (spin_ == Nanoseconds(0) || (turns_.empty() && waits_->empty()) ||
+               clock_->Now() - last_work >= spin_) {
+      if (Sleep()) last_work = clock_->Now();
     } else if (++passes % kPassesBetweenYields == 0) {
       std::this_thread::yield();
     }
   }
 }
 
-void RingPoller::Sleep() {
-  if (turns_.Sleep() || has_commands_ || stop_) return;
+bool RingPoller::Sleep() {
+  if (turns_.Sleep() || has_commands_ || stop_) return true;
+  if (!waits_->empty()) {
+    pollfd news = {epoll_.get(), POLLIN, 0};
+    if (ppoll(&news, 1, &kNap, nullptr) <= 0) return false;
+  }
   std::array<epoll_event, 64> events;
   epoll_wait(epoll_.get(), events.data(), events.size(), -1);
+  return true;
 }
 
 }  // namespace flashcore::server::local

@@ -13,6 +13,7 @@
 #include "server/sharing/turns.h"
 #include "server/transport/local/ring_session.h"
 #include "server/transport/local/ring_turns.h"
+#include "server/transport/rpc/input_waits.h"
 
 namespace flashcore::server::local {
 
@@ -21,8 +22,9 @@ namespace flashcore::server::local {
 // make the thread wait. Thread-safe.
 class RingPoller {
  public:
-  // `spin`: how long it looks at the rings before it sleeps. 0: not at all.
-  RingPoller(Nanoseconds spin, const Clock* clock);
+  // `spin`: how long it looks at rings and `waits` before it sleeps. 0: not at all. While there are
+  // waits it sleeps in short naps.
+  RingPoller(Nanoseconds spin, InputWaits* waits, const Clock* clock);
   ~RingPoller();
   RingPoller(const RingPoller&) = delete;
   RingPoller& operator=(const RingPoller&) = delete;
@@ -36,6 +38,8 @@ class RingPoller {
   bool AddDoorbell(int eventfd);
   void RemoveDoorbell(int eventfd);
 
+  void Wake();  // for a wait that has come
+
  private:
   struct Command {
     std::shared_ptr<RingSession> session;
@@ -45,9 +49,10 @@ class RingPoller {
   void Post(Command command) ABSL_LOCKS_EXCLUDED(mutex_);
   void Run();
   void RunCommands() ABSL_LOCKS_EXCLUDED(mutex_);
-  void Sleep();
+  bool Sleep();  // false: it was a nap, and nothing came
 
   const Nanoseconds spin_;
+  InputWaits* const waits_;
   const Clock* const clock_;
   const FileDescriptor epoll_;
   const FileDescriptor wake_;  // an eventfd

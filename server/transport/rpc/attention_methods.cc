@@ -38,7 +38,9 @@ AttentionMethods::AttentionMethods(const Options& options, Fleet* fleet, RpcCont
       fleet_(fleet),
       context_(context),
       memory_(options.shared_memory, &fleet->engines().front()->device(),
-              &context->metrics->shared_memory_bytes, &context->metrics->shared_memory_regions) {}
+              &context->metrics->shared_memory_bytes, &context->metrics->shared_memory_regions),
+      device_memory_(options.device_memory, fleet, &context->metrics->device_tensor_bytes,
+                     &context->metrics->device_tensor_regions) {}
 
 const google::protobuf::ServiceDescriptor& AttentionMethods::Service() {
   return *v1::AttendRequest::descriptor()->file()->FindServiceByName("AttentionService");
@@ -99,6 +101,10 @@ void AttentionMethods::SetLimits(const Engine& engine, v1::Limits* limits) const
   limits->set_shared_memory_bytes(memory.total_bytes);
   limits->set_client_shared_memory_bytes(memory.client_bytes);
   limits->set_client_shared_regions(memory.client_regions);
+  const DeviceMemory::Options& tensors = device_memory_.options();
+  limits->set_device_tensor_bytes(tensors.total_bytes);
+  limits->set_client_device_tensor_bytes(tensors.client_bytes);
+  limits->set_client_device_tensor_regions(tensors.client_regions);
   limits->set_evicts(sequences.evict_lru);
   limits->set_max_connections(options_.max_connections);
   limits->set_max_connections_per_host(options_.max_connections_per_host);

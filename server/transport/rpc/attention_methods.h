@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "flashcore/v1/attention.pb.h"
 #include "google/protobuf/descriptor.h"
+#include "server/engine/device_memory.h"
 #include "server/engine/fleet.h"
 #include "server/memory/shared_memory.h"
 #include "server/transport/rpc/page_token.h"
@@ -32,6 +33,7 @@ class AttentionMethods {
     size_t max_message_bytes = 0;  // reported to clients; RpcContext's is enforced
     int max_stream_inflight = 0;
     SharedMemory::Options shared_memory;
+    DeviceMemory::Options device_memory{/*total_bytes=*/0};
     std::string version;
     // Reported to clients; the accept loop and the gRPC server enforce them.
     int max_connections = 0;
@@ -124,6 +126,7 @@ class AttentionMethods {
   Fleet* fleet() const { return fleet_; }
   RpcContext* context() const { return context_; }
   SharedMemory* memory() { return &memory_; }
+  DeviceMemory* device_memory() { return &device_memory_; }
   // The metrics of a method over "grpc" or "local".
   RpcMetrics* Rpc(const char* method, const char* transport) const;
 
@@ -137,6 +140,7 @@ class AttentionMethods {
   Fleet* const fleet_;
   RpcContext* const context_;
   SharedMemory memory_;
+  DeviceMemory device_memory_;
   const PageTokens page_tokens_;
 };
 

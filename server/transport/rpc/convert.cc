@@ -57,6 +57,29 @@ absl::Status ToRange(const v1::MemoryRange& message, const char* field, const Re
   return absl::OkStatus();
 }
 
+absl::Status ToPoint(const v1::TimelinePoint& message, const char* field, const Regions* regions,
+                     TimelinePoint* point) {
+  v1::MemoryRange place;
+  place.set_region_id(message.region_id());
+  MemoryRange range;
+  if (absl::Status status = ToRange(place, field, regions, &range); !status.ok()) return status;
+  const auto invalid = [field](const auto&... args) {
+    return absl::InvalidArgumentError(absl::StrCat(field, args...));
+  };
+  constexpr size_t kBytes = sizeof(TimelinePoint::Counter);
+  const SharedRegion& region = *range.region;
+  if (region.device() != SharedRegion::kHost) {
+    return invalid(".region_id: the region is device memory; a counter is in host memory");
+  }
+  if (region.read_only()) return invalid(".region_id: the region is read_only");
+  if (message.offset() % kBytes != 0 || message.offset() > region.bytes() - kBytes) {
+    return invalid(".offset: ", message.offset(), " is not a multiple of ", kBytes, " in 0..",
+                   region.bytes() - kBytes);
+  }
+  *point = {std::move(range.region), message.offset(), message.value()};
+  return absl::OkStatus();
+}
+
 // Sets `*bytes`, the size of an input, if it is in shared memory.
 absl::Status SetBytes(const MemoryRange& range, const char* field, size_t* bytes) {
   if (range.region == nullptr) return absl::OkStatus();
@@ -229,6 +252,18 @@ absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request)
     if (span.has_expected_length()) shape.expected_length = span.expected_length();
   }
   return absl::OkStatus();
+}
+
+absl::Status ToTimelinePoints(const v1::AttendRequest& message, const Regions* regions,
+                              AttendRequest* request) {
+  absl::Status status;
+  if (message.has_results_ready()) {
+    status = ToPoint(message.results_ready(), "results_ready", regions, &request->results_ready);
+  }
+  if (message.has_inputs_ready() && status.ok()) {
+    status = ToPoint(message.inputs_ready(), "inputs_ready", regions, &request->inputs_ready);
+  }
+  return status;
 }
 
 absl::Status ToMemoryRanges(const v1::LoadSequenceRequest& message, const Regions* regions,

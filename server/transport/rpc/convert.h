@@ -23,6 +23,12 @@ namespace flashcore::server {
 // meaningless combination of fields. Numbers are copied unchecked: ValidateAttend checks them.
 absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request);
 
+// Sets request->inputs_ready and results_ready. First of the conversions, so that a request which
+// another one refuses has its results_ready. UNIMPLEMENTED, NOT_FOUND as ToMemoryRanges;
+// INVALID_ARGUMENT if there is no counter in host memory at such a place.
+absl::Status ToTimelinePoints(const v1::AttendRequest& message, const Regions* regions,
+                              AttendRequest* request);
+
 // Sets request->ranges, and from them the sizes of inputs in shared memory.
 // UNIMPLEMENTED if there are ranges and `regions` is null; NOT_FOUND if it has no such region;
 // FAILED_PRECONDITION if a region is lost; INVALID_ARGUMENT if the message has both a tensor and

@@ -10,7 +10,7 @@ Exchange::Exchange(const Origin& origin, RequestMessage message)
       scope_(origin.context, origin.rpc),
       start_(origin.fleet->clock().Now()) {
   operation_.rpc = origin.rpc->number();
-  operation_.done = [this](const absl::Status& status) { Complete(status); };
+  operation_.done = [this](const absl::Status& status) { End(status); };
 }
 
 void Exchange::Receive(const absl::Status& parsed) {
@@ -37,13 +37,28 @@ void Exchange::Received(const absl::Status& status) {
   if (status.ok()) {
     Enqueue();
   } else {
-    Complete(status);
+    End(status);
   }
 }
 
 void Exchange::Enqueue() {
+  const TimelinePoint& inputs = operation_.request.inputs_ready;
+  if (inputs.region != nullptr && !inputs.reached()) {
+    return origin_.input_waits->Add(&operation_, [this](const absl::Status& ready) {
+      if (ready.ok()) return Enqueue();
+      End(ready);
+    });
+  }
   const absl::Status status = origin_.fleet->Enqueue(&operation_);
-  if (!status.ok()) Complete(status);  // else `this` may be gone already: do not touch it
+  if (!status.ok()) End(status);  // else `this` may be gone already: do not touch it
+}
+
+// A stream of the client that awaits the results goes on, whatever has become of them.
+void Exchange::End(const absl::Status& status) {
+  const TimelinePoint& results = operation_.request.results_ready;
+  const bool raised = status.ok() && operation_.raised_by_device;
+  if (results.region != nullptr && !raised) results.Raise();
+  Complete(status);
 }
 
 }  // namespace flashcore::server

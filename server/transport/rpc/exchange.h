@@ -8,6 +8,7 @@
 #include "server/kv/operation.h"
 #include "server/memory/regions.h"
 #include "server/request/request.h"
+#include "server/transport/rpc/input_waits.h"
 #include "server/transport/rpc/message.h"
 #include "server/transport/rpc/rpc_scope.h"
 
@@ -18,8 +19,9 @@ namespace flashcore::server {
 //   parse     The transport parses the message, with ParseAttend or LoadChunks.
 //   Receive   The operation is admitted. It waits for staging memory while that is full; meanwhile
 //             the message stays where it is. Its tensors are copied once; then it is released.
-//   Received  The operation is queued. A transport may hold it back first.
-//   Complete  The result is there: the transport answers.
+//   Received  The operation waits until its inputs are ready, and is queued. A transport may hold
+//             it back first.
+//   Complete  The result is there, and results_ready is raised: the transport answers.
 //   Record    The answer is sent.
 //
 // A refusal at any step leads to Complete, too: it is called exactly once, on a lane's thread or
@@ -32,6 +34,7 @@ class Exchange {
     Fleet* fleet = nullptr;
     RpcContext* context = nullptr;
     RpcMetrics* rpc = nullptr;
+    InputWaits* input_waits = nullptr;  // null: messages have no points
   };
 
   Exchange(const Exchange&) = delete;
@@ -50,6 +53,7 @@ class Exchange {
   // `status`: OK, or that of Receive or of Fleet::Admit.
   virtual void Received(const absl::Status& status);
   virtual void Complete(const absl::Status& status) = 0;
+  // Once its inputs are ready.
   void Enqueue();
   // Call it exactly once, after scope_.Replying.
   void Record() {
@@ -65,6 +69,7 @@ class Exchange {
  private:
   // Copies the tensors of an admitted operation.
   void Take(const absl::Status& admitted);
+  void End(const absl::Status& status);  // calls Complete
 
   const TimePoint start_;
 };

@@ -54,7 +54,8 @@ absl::Status CheckAttendFields(const v1::AttendRequest& message) {
       HasUnknownFields(message) || HasUnknownFields(message.mask()) ||
       HasUnknownFields(message.query_range()) || HasUnknownFields(message.key_range()) ||
       HasUnknownFields(message.value_range()) || HasUnknownFields(message.output_range()) ||
-      HasUnknownFields(message.lse_range());
+      HasUnknownFields(message.lse_range()) || HasUnknownFields(message.inputs_ready()) ||
+      HasUnknownFields(message.results_ready());
   return any ? CheckKnownFields(message) : absl::OkStatus();
 }
 
@@ -104,6 +105,8 @@ absl::Status ParseAttend(const wire::MessageView& message, const Regions* region
   *well_formed = true;
   AttendRequest& request = operation->request;
   request.request_id = parsed->request_id();
+  status = ToTimelinePoints(*parsed, regions, &request);
+  if (!status.ok()) return status;
   status = unknown_field == 0 ? CheckAttendFields(*parsed)
                               : UnknownField(v1::Span::descriptor()->full_name(), unknown_field);
   if (!status.ok()) return status;

@@ -79,10 +79,11 @@ TEST_F(FrameSocketTest, FilesThatNobodyTakesAreClosed) {
 TEST_F(FrameSocketTest, WhatTheClientReadsIsUnsentNoLonger) {
   const std::string message(100'000, 'x');
   size_t sent = 0, read = 0;
-  for (; socket_->unsent_bytes() == 0; ++sent) ASSERT_TRUE(socket_->Send(message, -1, "client"));
+  for (; socket_->unsent_bytes() == 0; ++sent)
+    ASSERT_TRUE(socket_->Send(message, nullptr, "client"));
   const size_t one = socket_->unsent_bytes();
   EXPECT_GE(one, message.size());
-  for (int i = 0; i < 3; ++i, ++sent) ASSERT_TRUE(socket_->Send(message, -1, "client"));
+  for (int i = 0; i < 3; ++i, ++sent) ASSERT_TRUE(socket_->Send(message, nullptr, "client"));
   EXPECT_EQ(socket_->unsent_bytes(), 4 * one);
   EXPECT_EQ(unsent_.bytes(), static_cast<int64_t>(4 * one));
   while (socket_->unsent_bytes() > 0) {

@@ -1,0 +1,59 @@
+// Requests that wait until a CUDA stream of their client has written their inputs.
+#ifndef FLASHCORE_SERVER_TRANSPORT_RPC_INPUT_WAITS_H_
+#define FLASHCORE_SERVER_TRANSPORT_RPC_INPUT_WAITS_H_
+
+#include <atomic>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "server/base/clock.h"
+#include "server/base/mutex.h"
+#include "server/kv/operation.h"
+
+namespace flashcore::server {
+
+// A GPU that writes a counter tells nobody, so a thread polls the counters. Thread-safe, but one
+// thread polls.
+class InputWaits {
+ public:
+  using Ready = absl::AnyInvocable<void(const absl::Status&)>;
+
+  // `wake` lets the thread that polls know that there is something to poll.
+  InputWaits(const Clock* clock, std::function<void()> wake)
+      : clock_(clock), wake_(std::move(wake)) {}
+  InputWaits(const InputWaits&) = delete;
+  InputWaits& operator=(const InputWaits&) = delete;
+
+  // Calls `ready` exactly once, in Poll, in EndAll, or after EndAll in Add: OK when the operation's
+  // inputs_ready is reached, CANCELLED, or DEADLINE_EXCEEDED. The operation stays in place until
+  // then.
+  void Add(AttendOperation* operation, Ready ready) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Whether a wait has ended. Those that end together end in the order of Add.
+  bool Poll() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool empty() const { return empty_.load(std::memory_order_acquire); }
+  // Ends all with `status`, also those that come later.
+  void EndAll(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct Wait {
+    AttendOperation* operation;
+    Ready ready;
+  };
+
+  const Clock* const clock_;
+  const std::function<void()> wake_;
+  std::atomic<bool> empty_{true};  // as waits_
+  Mutex mutex_;
+  std::vector<Wait> waits_ ABSL_GUARDED_BY(mutex_);
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);          // not OK after EndAll
+  std::vector<std::pair<Wait, absl::Status>> ended_;  // of Poll; kept for its memory
+};
+
+}  // namespace flashcore::server
+
+#endif  // FLASHCORE_SERVER_TRANSPORT_RPC_INPUT_WAITS_H_

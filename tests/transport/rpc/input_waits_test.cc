@@ -1,0 +1,132 @@
+#include "server/transport/rpc/input_waits.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/base/fake_clock.h"
+#include "tests/memory/memfd.h"
+
+namespace flashcore::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+class InputWaitsTest : public ::testing::Test {
+ protected:
+  // Waits for `value` of the first counter.
+  std::unique_ptr<AttendOperation> Wait(uint64_t value, const std::string& name) {
+    auto operation = std::make_unique<AttendOperation>();
+    operation->request.inputs_ready = {region_, 0, value};
+    Add(operation.get(), name);
+    return operation;
+  }
+  void Add(AttendOperation* operation, const std::string& name) {
+    waits_.Add(operation, [this, name](const absl::Status& status) {
+      ended_.push_back(name + ": " + std::string(absl::StatusCodeToString(status.code())));
+    });
+  }
+  void SetCounter(uint64_t value) {
+    reinterpret_cast<std::atomic<uint64_t>*>(memory_.data())->store(value);
+  }
+  std::vector<std::string> TakeEnded() { return std::exchange(ended_, {}); }
+
+  testing::FakeClock clock_;
+  const testing::Memfd memory_{4096};
+  const std::shared_ptr<const SharedRegion> region_ = memory_.Map();
+  int wakes_ = 0;
+  InputWaits waits_{&clock_, [this] { ++wakes_; }};
+  std::vector<std::string> ended_;
+};
+
+TEST_F(InputWaitsTest, EndWhenTheCounterReachesTheValue) {
+  EXPECT_FALSE(waits_.Poll());
+  const auto first = Wait(2, "a"), second = Wait(1, "b"), third = Wait(3, "c");
+  EXPECT_FALSE(waits_.empty());
+  EXPECT_EQ(wakes_, 1) << "the poller polls until there is no wait";
+  EXPECT_FALSE(waits_.Poll());
+  SetCounter(1);
+  EXPECT_TRUE(waits_.Poll());
+  EXPECT_THAT(TakeEnded(), ElementsAre("b: OK"));
+  SetCounter(5);
+  EXPECT_TRUE(waits_.Poll());
+  EXPECT_THAT(TakeEnded(), ElementsAre("a: OK", "c: OK")) << "in the order of Add";
+  EXPECT_TRUE(waits_.empty());
+  EXPECT_FALSE(waits_.Poll());
+}
+
+TEST_F(InputWaitsTest, CountersWrapAround) {
+  SetCounter(~uint64_t{0} - 1);
+  const auto before = Wait(~uint64_t{0}, "before"), after = Wait(1, "after");
+  EXPECT_FALSE(waits_.Poll());
+  SetCounter(~uint64_t{0});
+  EXPECT_TRUE(waits_.Poll());
+  EXPECT_THAT(TakeEnded(), ElementsAre("before: OK"));
+  SetCounter(2);
+  EXPECT_TRUE(waits_.Poll());
+  EXPECT_THAT(TakeEnded(), ElementsAre("after: OK"));
+}
+
+TEST_F(InputWaitsTest, ACancelAndADeadlineEndThem) {
+  const auto cancelled = Wait(1, "cancelled");
+  auto late = std::make_unique<AttendOperation>();
+  late->request.inputs_ready = {region_, 0, 1};
+  late->deadline = clock_.Now() + std::chrono::seconds(1);
+  Add(late.get(), "late");
+  const auto patient = Wait(1, "patient");
+  clock_.Advance(std::chrono::milliseconds(999));
+  EXPECT_FALSE(waits_.Poll());
+  cancelled->cancelled = true;
+  EXPECT_TRUE(waits_.Poll());
+  EXPECT_THAT(TakeEnded(), ElementsAre("cancelled: CANCELLED"));
+  clock_.Advance(std::chrono::milliseconds(1));
+  EXPECT_TRUE(waits_.Poll());
+  EXPECT_THAT(TakeEnded(), ElementsAre("late: DEADLINE_EXCEEDED"));
+  EXPECT_FALSE(waits_.Poll());
+}
+
+TEST_F(InputWaitsTest, EndAllEndsThemAndThoseThatComeLater) {
+  const auto early = Wait(1, "early");
+  waits_.EndAll(absl::UnavailableError("the end"));
+  EXPECT_THAT(TakeEnded(), ElementsAre("early: UNAVAILABLE"));
+  const auto later = Wait(1, "later");
+  EXPECT_THAT(TakeEnded(), ElementsAre("later: UNAVAILABLE"));
+  SetCounter(1);
+  EXPECT_FALSE(waits_.Poll());
+  EXPECT_THAT(TakeEnded(), IsEmpty());
+}
+
+TEST_F(InputWaitsTest, OneMayComeWhileAnotherEnds) {
+  const auto next = std::make_unique<AttendOperation>();
+  next->request.inputs_ready = {region_, 0, 2};
+  const auto first = std::make_unique<AttendOperation>();
+  first->request.inputs_ready = {region_, 0, 1};
+  waits_.Add(first.get(), [&](const absl::Status&) { Add(next.get(), "next"); });
+  SetCounter(1);
+  EXPECT_TRUE(waits_.Poll());
+  EXPECT_FALSE(waits_.empty());
+  SetCounter(2);
+  EXPECT_TRUE(waits_.Poll());
+  EXPECT_THAT(TakeEnded(), ElementsAre("next: OK"));
+}
+
+TEST(TimelinePointTest, RaiseNeverGoesBack) {
+  const testing::Memfd memory(4096);
+  const std::shared_ptr<const SharedRegion> region = memory.Map();
+  auto* const counter = reinterpret_cast<std::atomic<uint64_t>*>(memory.data() + 8);
+  TimelinePoint{region, 8, 5}.Raise();
+  EXPECT_EQ(*counter, 5u);
+  TimelinePoint{region, 8, 4}.Raise();
+  EXPECT_EQ(*counter, 5u);
+  *counter = ~uint64_t{0};
+  EXPECT_FALSE((TimelinePoint{region, 8, 3}.reached()));
+  TimelinePoint{region, 8, 3}.Raise();
+  EXPECT_EQ(*counter, 3u) << "beyond 2^64 - 1";
+}
+
+}  // namespace
+}  // namespace flashcore::server
