@@ -107,11 +107,6 @@ ABSL_FLAG(
     "much again may be mapped until the requests of such connections end. With a GPU, it is "
     "pinned. 0: 1 GiB, or 1/8 of the memory of the container or machine if that is less.");
 
-ABSL_FLAG(bool, local_device_tensors, false,
-          "Let clients of the local socket have memory of the GPUs, in which the server reads and "
-          "writes their tensors in place: see --device_tensor_bytes. For models on the same GPU; "
-          "start MPS (deploy/README.md), or the GPU switches between the processes, which costs a "
-          "request about 0.3 ms.");
 ABSL_FLAG(int64_t, device_tensor_bytes, 0,
           "With --local_device_tensors, limit of the GPU memory that all clients of the local "
           "socket have for tensors; one client gets half of it, see --client_kv_bytes. Beyond it, "
@@ -253,10 +248,11 @@ void ReadSharedMemoryOptions(const Budgets& budgets, SharedMemory::Options* opti
   options->client_bytes = absl::GetFlag(FLAGS_client_kv_bytes) == 0 ? 0 : options->total_bytes / 2;
 }
 
-void ReadDeviceMemoryOptions(DeviceMemory::Options* options, FlagChecker* check) {
+void ReadDeviceMemoryOptions(bool has_device_tensors, DeviceMemory::Options* options,
+                             FlagChecker* check) {
   constexpr int64_t kLeast = int64_t{2} << 20;
   const int64_t given = ReadBudget(FLAGS_device_tensor_bytes, kLeast, kMaxBudgetBytes, check);
-  if (!absl::GetFlag(FLAGS_local_device_tensors)) {
+  if (!has_device_tensors) {
     check->Require(given == 0, FLAGS_device_tensor_bytes, absl::StrCat(given),
                    "set with --local_device_tensors only");
     options->total_bytes = 0;

@@ -22,7 +22,8 @@ void ReadDeviceOptions(const Budgets& budgets, size_t device_tensor_bytes, Devic
 // Which budgets there are, and that those that are given go together.
 Budgets ReadBudgets(const HostMemory& memory, const MemoryUse& use, FlagChecker* check);
 void ReadSharedMemoryOptions(const Budgets& budgets, SharedMemory::Options* options);
-void ReadDeviceMemoryOptions(DeviceMemory::Options* options, FlagChecker* check);
+void ReadDeviceMemoryOptions(bool has_device_tensors, DeviceMemory::Options* options,
+                             FlagChecker* check);
 void ReadEngineOptions(const Budgets& budgets, Engine::Options* options, FlagChecker* check);
 // The cores that the server runs on; empty: any.
 std::vector<int> ReadCores(FlagChecker* check);
