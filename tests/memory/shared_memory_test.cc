@@ -131,7 +131,7 @@ class SharedMemoryTest : public ::testing::Test {
   using Result = absl::StatusOr<Regions::Region>;
 
   Result Map(SharedMemory* memory, size_t bytes, const std::string& client = "a",
-             SharedMemory::OnGiveBack on_give_back = nullptr) {
+             RegionBudget::OnGiveBack on_give_back = nullptr) {
     return memory->Map(FileDescriptor(dup(Memfd(bytes).fd())), bytes, /*read_only=*/false, client,
                        std::move(on_give_back));
   }
