@@ -105,10 +105,10 @@ absl::Status ParseAttend(const wire::MessageView& message, const Regions* region
   *well_formed = true;
   AttendRequest& request = operation->request;
   request.request_id = parsed->request_id();
-  status = ToTimelinePoints(*parsed, regions, &request);
-  if (!status.ok()) return status;
+  const absl::Status points = ToTimelinePoints(*parsed, regions, &request);
   status = unknown_field == 0 ? CheckAttendFields(*parsed)
                               : UnknownField(v1::Span::descriptor()->full_name(), unknown_field);
+  if (status.ok()) status = points;
   if (!status.ok()) return status;
   request.query_bytes = (*tensors)[kQuery].size;
   request.key_bytes = (*tensors)[kKey].size;

@@ -16,7 +16,9 @@ namespace {
 using ::testing::HasSubstr;
 using testing::kPage;
 using testing::kRowBytes;
+
 using testing::LocalClient;
+using testing::WaitUntil;
 
 constexpr size_t kMiB = size_t{1} << 20;
 

@@ -17,6 +17,7 @@ using ::testing::HasSubstr;
 using testing::kPage;
 using testing::kRowBytes;
 using testing::Memfd;
+using testing::WaitUntil;
 
 class LocalTimelineTest : public testing::LocalServerTest {
  protected:

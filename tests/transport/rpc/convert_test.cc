@@ -204,14 +204,16 @@ TEST(ConvertTest, EveryFieldOfARequestIsRead) {
     EXPECT_FALSE(field.second(before)) << name;
     EXPECT_TRUE(field.second(after)) << name;
   }
-  // `query`, `key` and `value` never reach the generated class, and local_test covers the ranges.
+  // `query`, `key` and `value` never reach the generated class, and local_test covers the ranges
+  // and points.
   for (const auto* type :
        {v1::AttendRequest::descriptor(), v1::Span::descriptor(), v1::Mask::descriptor()}) {
     for (int i = 0; i < type->field_count(); ++i) {
       const FieldDescriptor& field = *type->field(i);
       const bool is_tensor =
           field.type() == FieldDescriptor::TYPE_BYTES && type == v1::AttendRequest::descriptor();
-      const bool is_range = field.message_type() == v1::MemoryRange::descriptor();
+      const bool is_range = field.message_type() == v1::MemoryRange::descriptor() ||
+                            field.message_type() == v1::TimelinePoint::descriptor();
       const std::string name = type->name() + "." + field.name();
       EXPECT_TRUE(is_tensor || is_range || fields.count(name) == 1) << name << " is not read";
     }
