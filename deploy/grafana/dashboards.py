@@ -218,6 +218,13 @@ MEMORY = dashboard(
         Panel("Shared regions", "short",
               {"sum(flashcore_shared_memory_regions{<servers>})": "regions"},
               "Regions of client memory shared with the server."),
+    ], [
+        Panel("Device tensors", "bytes",
+              {"sum(flashcore_device_tensor_bytes{<servers>})": "bytes"},
+              "Device memory for tensors of clients (--local_device_tensors)."),
+        Panel("Device tensor regions", "short",
+              {"sum(flashcore_device_tensor_regions{<servers>})": "regions"},
+              "Regions of device memory for tensors of clients."),
     ]])
 
 GPU_DASHBOARD = dashboard(

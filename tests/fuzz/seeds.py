@@ -48,6 +48,8 @@ FLAG_VALUES = {
     "staging_wait_ms": ("0", "2s", "1us", "3600000", "2147483647"),
     "transport_memory_bytes": ("268435456", "2048", "9223372036854775807"),
     "shared_memory_bytes": ("4096", "1099511627776"),
+    "local_device_tensors": ("true", "false", "maybe"),
+    "device_tensor_bytes": ("0", "2097152", "1"),
     "max_message_bytes": ("1024", "2147483647", "4611686018427387904", "9223372036854775807"),
     "max_request_gflop": ("0", "0.001", "1e12", "1e308", "nan"),
     "max_launch_ms": ("1", "60000", "0"),

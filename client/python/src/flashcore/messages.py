@@ -66,6 +66,9 @@ class Limits(Protocol):
     max_connections_per_client: int
     max_connection_rings: int
     max_sequence_operations: int
+    device_tensor_bytes: int
+    client_device_tensor_bytes: int
+    client_device_tensor_regions: int
 
 
 class GetServerInfoResponse(Protocol):
