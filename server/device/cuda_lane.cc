@@ -433,8 +433,8 @@ void CudaLane::AddResultsOfPart(const PlacedOperation& placed, CopyQueue* copies
 
 bool CudaLane::EndsWithThisPart() const { return !launch_->in_parts || launch_->is_last_part; }
 
-// Of the placed operations. Without a driver for it, and for counters out of reach, the host raises
-// them a moment later.
+// Raises the counters of the placed operations. The host raises them a moment later if the driver
+// cannot, or they are out of reach.
 absl::Status CudaLane::RaiseResultsReady() {
   if (driver_ == nullptr || !EndsWithThisPart()) return absl::OkStatus();
   raises_.clear();

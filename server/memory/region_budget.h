@@ -1,4 +1,4 @@
-// What clients share with the server of one kind of memory, and how much of it.
+// Limits of one kind of memory that clients share with the server.
 #ifndef FLASHCORE_SERVER_MEMORY_REGION_BUDGET_H_
 #define FLASHCORE_SERVER_MEMORY_REGION_BUDGET_H_
 
@@ -37,7 +37,7 @@ class RegionBudget {
     size_t client_bytes = 0;                            // of all regions of a client; 0: no limit
     size_t client_regions = 256;                        // per client
   };
-  // What the memory is, and the fields of Limits in QUOTA_EXCEEDED.
+  // For errors: the memory, and the fields of Limits that QUOTA_EXCEEDED names.
   struct Names {
     const char* memory;
     const char* client_bytes;

@@ -131,7 +131,7 @@ class HeapDevice : public Device {
   StagingPool::Allocator staging_allocator() override { return StagingPool::HeapAllocator(); }
   KvMemory kv_memory() const override { return kv_memory_; }
 
-  // Of the host: a memfd that both map.
+  // A memfd of the host, which both map.
   absl::StatusOr<SharedMemory> AllocateShared(size_t bytes) const override {
     const auto page = static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
     const size_t whole = (bytes + page - 1) / page * page;

@@ -138,7 +138,7 @@ TEST_F(LocalDeviceMemoryTest, ARingIsInHostMemory) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("a ring is in host memory"));
 }
 
-// Who has the most gives back for who has less.
+// The client with the most gives back for one that has less.
 TEST_F(LocalDeviceMemoryTest, WhoHasTheMostMakesRoom) {
   if (geteuid() != 0) GTEST_SKIP() << "needs to become other users";
   Server::Options options = WithMemory(8 * kMiB);
@@ -147,7 +147,7 @@ TEST_F(LocalDeviceMemoryTest, WhoHasTheMostMakesRoom) {
   const auto large = GreetedAs(2000);
   ASSERT_EQ(Allocate(large.get(), 8 * kMiB), absl::OkStatus());
   const auto small = GreetedAs(2001);
-  // What was given back may still be in use for a moment.
+  // The memory that was given back may still be in use for a moment.
   EXPECT_TRUE(WaitUntil([&] { return Allocate(small.get(), kMiB).ok(); }));
   EXPECT_THAT(LastWords(large.get()), HasSubstr("device memory: all clients share too much"));
 }
