@@ -75,7 +75,7 @@ TEST_F(CudaSharedMemoryTest, RequestsReadAndWriteItAndTheStreamRaisesTheCounter)
       memory.Map(FileDescriptor(dup(file.fd())), kMiB, /*read_only=*/false, "a").value();
   ASSERT_TRUE(host->in_reach());
   const auto region = OnDevice(4 * kMiB);
-  std::mt19937 random(testing::TestSeed());
+  std::mt19937 random(TestSeed());
   AttendJob job;
   AttendRequest& request = job.operation.request;
   request = testing::MakeRequest(100, 300, 4, 2, 128);
@@ -90,7 +90,7 @@ TEST_F(CudaSharedMemoryTest, RequestsReadAndWriteItAndTheStreamRaisesTheCounter)
         cudaMemcpy(region->data() + i * kMiB, inputs[i]->data(), sizes[i], cudaMemcpyHostToDevice),
         cudaSuccess);
   }
-  ASSERT_EQ(AdmitNow(engine_.get(), &job.operation), absl::OkStatus());
+  ASSERT_EQ(testing::AdmitNow(engine_.get(), &job.operation), absl::OkStatus());
   EXPECT_EQ(engine_->staging().used_bytes(), 0u);
   ASSERT_EQ(engine_->Enqueue(&job.operation), absl::OkStatus());
   ASSERT_EQ(job.ended.get(), absl::OkStatus());
