@@ -16,15 +16,19 @@
 
 namespace flashcore::server {
 
-// A GPU that writes a counter tells nobody, so a thread polls the counters. Thread-safe, but one
-// thread polls.
+// A GPU that writes a counter tells nobody, so a thread polls the counters. Its time for a pass
+// grows with the number of waits, so clients have shares of them. Thread-safe, but one thread
+// polls.
 class InputWaits {
  public:
   using Ready = absl::AnyInvocable<void(const absl::Status&)>;
 
+  // For 32 layers of 512 models, and of 32 on one identity.
+  static constexpr Shares::Limits kLimits{/*all=*/16384, /*one=*/1024};
+
   // `wake` lets the thread that polls know that there is something to poll.
-  InputWaits(const Clock* clock, std::function<void()> wake)
-      : clock_(clock), wake_(std::move(wake)) {}
+  InputWaits(const Clock* clock, std::function<void()> wake, Shares::Limits limits = kLimits)
+      : clock_(clock), wake_(std::move(wake)), shares_(limits) {}
   InputWaits(const InputWaits&) = delete;
   InputWaits& operator=(const InputWaits&) = delete;
 
