@@ -1,6 +1,11 @@
 #include "server/transport/rpc/input_waits.h"
 
+#include <algorithm>
+#include <iterator>
 #include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/error_info.h"
 
 namespace flashcore::server {
 namespace {
@@ -20,16 +25,39 @@ std::optional<absl::Status> EndOf(const AttendOperation& operation, TimePoint no
 }  // namespace
 
 void InputWaits::Add(AttendOperation* operation, Ready ready) {
-  absl::Status end;
+  Ready refused;
+  absl::Status why;
+  bool was_empty = false;
   {
     MutexLock lock(&mutex_);
-    end = end_;
-    if (end.ok()) {
-      waits_.push_back({operation, std::move(ready)});
-      if (!empty_.exchange(false)) return;
+    why = end_;
+    if (why.ok()) {
+      was_empty = waits_.empty();
+      waits_.push_back({operation, std::move(ready), shares_.Take(operation->identity.name, 1)});
+      refused = TakeExcess(&why);
+      empty_ = waits_.empty();
+    } else {
+      refused = std::move(ready);
     }
   }
-  return end.ok() ? wake_() : ready(end);
+  if (was_empty) wake_();
+  if (refused != nullptr) refused(why);
+}
+
+InputWaits::Ready InputWaits::TakeExcess(absl::Status* why) {
+  const Shares::Client* const client = shares_.MustGiveBack();
+  if (client == nullptr) return nullptr;
+  const auto newest = std::find_if(waits_.rbegin(), waits_.rend(),
+                                   [&](const Wait& wait) { return wait.client == client; });
+  *why = WithInfo(absl::ResourceExhaustedError(absl::StrCat(
+                      "inputs_ready: ", client->held,
+                      " requests of this client wait for their inputs; at most ",
+                      shares_.limits().one, " may, and ", shares_.limits().all, " of all clients")),
+                  reason::kQueueFull);
+  Ready ready = std::move(newest->ready);
+  shares_.Give(newest->client, 1);
+  waits_.erase(std::next(newest).base());
+  return ready;
 }
 
 bool InputWaits::Poll() {
@@ -40,12 +68,13 @@ bool InputWaits::Poll() {
     size_t kept = 0;
     for (Wait& wait : waits_) {
       if (std::optional<absl::Status> end = EndOf(*wait.operation, now); end.has_value()) {
+        shares_.Give(wait.client, 1);
         ended_.emplace_back(std::move(wait), *std::move(end));
       } else if (&waits_[kept++] != &wait) {
         waits_[kept - 1] = std::move(wait);
       }
     }
-    waits_.resize(kept);
+    waits_.erase(waits_.begin() + static_cast<std::ptrdiff_t>(kept), waits_.end());
     empty_ = waits_.empty();
   }
   for (auto& [wait, status] : ended_) wait.ready(status);  // may Add
@@ -59,6 +88,7 @@ void InputWaits::EndAll(const absl::Status& status) {
   {
     MutexLock lock(&mutex_);
     waits.swap(waits_);
+    for (const Wait& wait : waits) shares_.Give(wait.client, 1);
     empty_ = true;
     end_ = status;
   }

@@ -13,6 +13,7 @@
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
 #include "server/kv/operation.h"
+#include "server/sharing/shares.h"
 
 namespace flashcore::server {
 
@@ -33,8 +34,9 @@ class InputWaits {
   InputWaits& operator=(const InputWaits&) = delete;
 
   // Calls `ready` exactly once, in Poll, in EndAll, or after EndAll in Add: OK when the operation's
-  // inputs_ready is reached, CANCELLED, or DEADLINE_EXCEEDED. The operation stays in place until
-  // then.
+  // inputs_ready is reached, CANCELLED, DEADLINE_EXCEEDED, or RESOURCE_EXHAUSTED. A client beyond
+  // its share loses its newest wait, and so does the client with the most when all have too many:
+  // in Add, also of another one. The operation stays in place until then.
   void Add(AttendOperation* operation, Ready ready) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Whether a wait has ended. Those that end together end in the order of Add.
@@ -47,13 +49,18 @@ class InputWaits {
   struct Wait {
     AttendOperation* operation;
     Ready ready;
+    Shares::Client* client;
   };
+
+  // Takes out the newest wait of the client that must give back; null: nobody must.
+  Ready TakeExcess(absl::Status* why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Clock* const clock_;
   const std::function<void()> wake_;
   std::atomic<bool> empty_{true};  // as waits_
   Mutex mutex_;
-  std::vector<Wait> waits_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Wait> waits_ ABSL_GUARDED_BY(mutex_);  // in the order of Add
+  Shares shares_ ABSL_GUARDED_BY(mutex_);
   absl::Status end_ ABSL_GUARDED_BY(mutex_);          // not OK after EndAll
   std::vector<std::pair<Wait, absl::Status>> ended_;  // of Poll; kept for its memory
 };

@@ -19,8 +19,10 @@ using ::testing::IsEmpty;
 class InputWaitsTest : public ::testing::Test {
  protected:
   // Waits for `value` of the first counter.
-  std::unique_ptr<AttendOperation> Wait(uint64_t value, const std::string& name) {
+  std::unique_ptr<AttendOperation> Wait(uint64_t value, const std::string& name,
+                                        const std::string& client = "alice") {
     auto operation = std::make_unique<AttendOperation>();
+    operation->identity.name = client;
     operation->request.inputs_ready = {region_, 0, value};
     Add(operation.get(), name);
     return operation;
@@ -39,7 +41,7 @@ class InputWaitsTest : public ::testing::Test {
   const testing::Memfd memory_{4096};
   const std::shared_ptr<const SharedRegion> region_ = memory_.Map();
   int wakes_ = 0;
-  InputWaits waits_{&clock_, [this] { ++wakes_; }};
+  InputWaits waits_{&clock_, [this] { ++wakes_; }, {/*all=*/5, /*one=*/4}};
   std::vector<std::string> ended_;
 };
 
@@ -112,6 +114,23 @@ TEST_F(InputWaitsTest, OneMayComeWhileAnotherEnds) {
   SetCounter(2);
   EXPECT_TRUE(waits_.Poll());
   EXPECT_THAT(TakeEnded(), ElementsAre("next: OK"));
+}
+
+// The newest of the client that has too many is refused; others keep theirs.
+TEST_F(InputWaitsTest, ClientsHaveSharesOfThem) {
+  std::vector<std::unique_ptr<AttendOperation>> kept;
+  for (const char* name : {"a1", "a2", "a3", "a4"}) kept.push_back(Wait(1, name));
+  kept.push_back(Wait(1, "a5"));
+  EXPECT_THAT(TakeEnded(), ElementsAre("a5: RESOURCE_EXHAUSTED")) << "over its share";
+  kept.push_back(Wait(1, "b1", "bob"));
+  EXPECT_THAT(TakeEnded(), IsEmpty());
+  kept.push_back(Wait(1, "b2", "bob"));
+  EXPECT_THAT(TakeEnded(), ElementsAre("a4: RESOURCE_EXHAUSTED")) << "all have too many";
+  SetCounter(1);
+  EXPECT_TRUE(waits_.Poll());
+  EXPECT_THAT(TakeEnded(), ElementsAre("a1: OK", "a2: OK", "a3: OK", "b1: OK", "b2: OK"));
+  for (const char* name : {"c1", "c2", "c3", "c4"}) kept.push_back(Wait(2, name, "carol"));
+  EXPECT_THAT(TakeEnded(), IsEmpty()) << "those that ended count no more";
 }
 
 TEST(TimelinePointTest, RaiseNeverGoesBack) {
