@@ -75,6 +75,8 @@ struct AttendOperation {
     staging_wait.Cancel();
   }
   std::atomic<bool> cancelled{false};
+  // Set by the device: its stream raises request.results_ready when the results are written.
+  bool raised_by_device = false;
 
   // Results.
   PhaseTimes times;  // `receive` is the transport's, the others are the engine's
@@ -93,9 +95,6 @@ struct AttendOperation {
   TimePoint submitted;
   int64_t tokens = 0;   // query rows, or rows to append if there are more
   Nanoseconds work{0};  // estimated time on the device; if `cut`, what is left of it
-
-  // Set by the device: its stream raises request.results_ready when the results are written.
-  bool raised_by_device = false;
 
   // Set by the engine: its launch has begun, is executed in parts, and has not ended.
   std::shared_ptr<CutLaunch> cut;
