@@ -15,12 +15,14 @@
 #include <vector>
 
 #include "client/local/connection.h"
+#include "client/local/device_memory.h"
 #include "client/local/fields.h"
 #include "client/local/memory.h"
 #include "client/local/process.h"
 #include "client/local/receiver.h"
 #include "client/local/ring.h"
 #include "client/local/status.h"
+#include "client/local/timeline.h"
 #include "proto/wire/ring.h"
 
 namespace local = flashcore::client::local;
@@ -37,14 +39,16 @@ struct flashcore_client {
 
   const local::Process process;
   std::map<std::string, local::Memory> regions;  // by id
+  std::map<std::string, local::DeviceMemory> device_regions;
   local::Memory ring_memory;
   std::shared_ptr<local::Connection> connection;
   std::unique_ptr<local::OpenRing> ring;
   std::chrono::microseconds spin{};
   std::unique_ptr<local::Receiver> receiver;  // null: flashcore_wait receives
+  std::unique_ptr<local::Timelines> timelines;
 
-  std::mutex mutex;               // of regions
-  std::mutex submit_mutex;        // of the ring's side that submits
+  std::mutex mutex;               // of regions and device_regions
+  std::mutex submit_mutex;        // of the ring's side that submits, and of timelines' Order
   std::mutex receive_mutex;       // of its other side, receiver and response
   std::vector<uint8_t> response;  // of the last completion
 };
@@ -139,7 +143,11 @@ Status Connect(std::string_view target, const char* name, const flashcore_option
   if (status.ok()) status = OpenRing(options, deadline, client);
   if (!status.ok()) return {status.code, std::string(target) + ": " + status.message, ""};
   client->spin = std::chrono::microseconds(options.spin_us);
-  client->connection->AddEndHook([ring = client->ring.get()] { ring->ring().Wake(); });
+  client->connection->AddEndHook([ring = client->ring.get()] {
+    ring->ring().Wake();
+    return false;
+  });
+  client->timelines = std::make_unique<local::Timelines>(client->connection);
   return {};
 }
 
@@ -153,6 +161,44 @@ int Take(flashcore_client* client, flashcore_completion* completion) {
           : local::TakeAnswer(client->ring->ring(), *client->connection, &tag, &client->response);
   if (!taken) return ended ? Fail(client->connection->end_status()) : FLASHCORE_AGAIN;
   *completion = {tag, client->response.data(), client->response.size()};
+  return FLASHCORE_OK;
+}
+
+int CheckSubmit(const flashcore_client* client, const void* request, uint64_t request_bytes,
+                int64_t timeout_ns) {
+  if (client == nullptr || (request == nullptr && request_bytes > 0)) {
+    return FailArgument("client or request: null");
+  }
+  if (!client->process.Here()) return FailProcess(*client);
+  return timeout_ns == 0 ? Fail(TooLate()) : FLASHCORE_OK;
+}
+
+// Submits in the order of the stream `*stream`; null: at once.
+int Submit(flashcore_client* client, uint64_t tag, const void* request, uint64_t request_bytes,
+           int64_t timeout_ns, void* const* stream) {
+  const std::lock_guard<std::mutex> lock(client->submit_mutex);
+  if (client->connection->ended()) return Fail(client->connection->end_status());
+  local::Ring& ring = client->ring->ring();
+  const uint64_t most =
+      ring.RequestBytes() - (stream == nullptr ? 0 : local::Timelines::kMaxFieldBytes);
+  if (request_bytes > most) {
+    return Fail({local::kResourceExhausted,
+                 "request: " + std::to_string(request_bytes) + " bytes, over the " +
+                     std::to_string(most) + " of a slot",
+                 ""});
+  }
+  if (ring.Full()) return FLASHCORE_AGAIN;
+  std::byte* const slot = ring.NextSlot();
+  if (request_bytes > 0) std::memcpy(slot, request, request_bytes);
+  if (stream != nullptr) {
+    std::string_view fields;
+    const Status status = client->timelines->Order(*stream, &fields);
+    if (!status.ok()) return Fail(status);
+    std::memcpy(slot + request_bytes, fields.data(), fields.size());
+    request_bytes += fields.size();
+  }
+  const auto timeout = static_cast<uint64_t>(std::max<int64_t>(0, timeout_ns));  // 0: none
+  client->ring->Submit(tag, timeout, request_bytes);
   return FLASHCORE_OK;
 }
 
@@ -209,12 +255,33 @@ int flashcore_register_memory(flashcore_client* client, uint64_t bytes, int read
   return FLASHCORE_OK;
 }
 
+int flashcore_allocate_device_memory(flashcore_client* client, uint64_t bytes,
+                                     const char* device_id, int64_t timeout_ns,
+                                     flashcore_device_memory* memory) {
+  if (client == nullptr || memory == nullptr) return FailArgument("client or memory: null");
+  if (!client->process.Here()) return FailProcess(*client);
+  if (timeout_ns == 0) return Fail(TooLate());
+  local::DeviceMemory made;
+  const Status status = local::DeviceMemory::Allocate(client->connection.get(), bytes,
+                                                      device_id == nullptr ? "" : device_id,
+                                                      Deadline(timeout_ns), &made);
+  if (!status.ok()) return Fail(status);
+  const std::string id = made.region_id();
+  *memory = {made.address(), made.bytes(), made.ordinal(), {}};
+  std::memcpy(memory->region_id, id.data(), id.size());
+  const std::lock_guard<std::mutex> lock(client->mutex);
+  client->device_regions[id] = std::move(made);
+  return FLASHCORE_OK;
+}
+
 int flashcore_unregister_memory(flashcore_client* client, const uint8_t region_id[16]) {
   if (client == nullptr || region_id == nullptr) return FailArgument("client or region_id: null");
   if (!client->process.Here()) return FailProcess(*client);
   const std::string id(reinterpret_cast<const char*>(region_id), 16);
   const std::lock_guard<std::mutex> lock(client->mutex);
-  if (client->regions.erase(id) == 0) return Fail({local::kNotFound, "region_id: unknown", ""});
+  if (client->regions.erase(id) + client->device_regions.erase(id) == 0) {
+    return Fail({local::kNotFound, "region_id: unknown", ""});
+  }
   client->connection->Unregister(id);
   return FLASHCORE_OK;
 }
@@ -248,25 +315,18 @@ void flashcore_free(flashcore_bytes* bytes) {
 
 int flashcore_submit(flashcore_client* client, uint64_t tag, const void* request,
                      uint64_t request_bytes, int64_t timeout_ns) {
-  if (client == nullptr || (request == nullptr && request_bytes > 0)) {
-    return FailArgument("client or request: null");
-  }
-  if (!client->process.Here()) return FailProcess(*client);
-  if (timeout_ns == 0) return Fail(TooLate());
-  if (client->connection->ended()) return Fail(client->connection->end_status());
-  const std::lock_guard<std::mutex> lock(client->submit_mutex);
-  local::Ring& ring = client->ring->ring();
-  if (request_bytes > ring.RequestBytes()) {
-    return Fail({local::kResourceExhausted,
-                 "request: " + std::to_string(request_bytes) + " bytes, over the " +
-                     std::to_string(ring.RequestBytes()) + " of a slot",
-                 ""});
-  }
-  if (ring.Full()) return FLASHCORE_AGAIN;
-  if (request_bytes > 0) std::memcpy(ring.NextSlot(), request, request_bytes);
-  const auto timeout = static_cast<uint64_t>(std::max<int64_t>(0, timeout_ns));  // 0: none
-  client->ring->Submit(tag, timeout, request_bytes);
-  return FLASHCORE_OK;
+  const int refused = CheckSubmit(client, request, request_bytes, timeout_ns);
+  if (refused != FLASHCORE_OK) return refused;
+  return Submit(client, tag, request, request_bytes, timeout_ns, /*stream=*/nullptr);
+}
+
+int flashcore_submit_on_stream(flashcore_client* client, uint64_t tag, const void* request,
+                               uint64_t request_bytes, int64_t timeout_ns, void* stream) {
+  const int refused = CheckSubmit(client, request, request_bytes, timeout_ns);
+  if (refused != FLASHCORE_OK) return refused;
+  const Status status = client->timelines->Open(stream, Deadline(timeout_ns));
+  if (!status.ok()) return Fail(status);
+  return Submit(client, tag, request, request_bytes, timeout_ns, &stream);
 }
 
 int flashcore_poll(flashcore_client* client, flashcore_completion* completion) {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <iterator>
 
 #include "client/local/fields.h"
 #include "client/local/timed_mutex.h"
@@ -28,11 +29,10 @@ constexpr uint32_t kHello = 2, kRegister = 3, kUnregister = 4, kOpenRing = 5, kC
                    kCall = 7, kCancel = 9;
 constexpr uint32_t kRing = 1;      // of LocalOpenRingResult, LocalCloseRing and LocalCancel
 constexpr uint32_t kRegionId = 1;  // of every message that has one
-constexpr size_t kRegionIdBytes = 16;
 
 constexpr size_t kMaxPathBytes = sizeof(sockaddr_un::sun_path) - 1;
 constexpr std::chrono::seconds kTellTimeout(5);
-// How often the thread looks for late frames while the server does not read.
+// How often the thread looks for late frames while the server does not read, and runs end hooks.
 constexpr int kTickMs = 20;
 
 Status Gone() { return {kUnavailable, "the server ended the connection", ""}; }
@@ -260,17 +260,28 @@ Connection::Done Connection::TakeDone(uint64_t id) {
   return done;
 }
 
-uint64_t Connection::AddEndHook(std::function<void()> hook) {
+uint64_t Connection::AddEndHook(EndHook hook) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (ended_.load()) hook();
   const uint64_t id = next_id_++;
-  end_hooks_[id] = std::move(hook);
+  if (ended_.load()) {
+    hook();
+  } else {
+    end_hooks_[id] = std::move(hook);
+  }
   return id;
 }
 
 void Connection::RemoveEndHook(uint64_t id) {
   const std::lock_guard<std::mutex> lock(mutex_);
   end_hooks_.erase(id);
+  Signal(wake_);  // the thread may wait to run it again
+}
+
+bool Connection::RunEndHooks() {
+  for (auto hook = end_hooks_.begin(); hook != end_hooks_.end();) {
+    hook = hook->second() ? std::next(hook) : end_hooks_.erase(hook);
+  }
+  return !end_hooks_.empty();
 }
 
 void Connection::End(Status status) {
@@ -279,7 +290,7 @@ void Connection::End(Status status) {
   end_status_ = std::move(status);
   out_.clear();
   ended_.store(true);
-  for (const auto& [id, hook] : end_hooks_) hook();
+  RunEndHooks();
   shutdown(socket_.get(), SHUT_RDWR);  // the thread ends, and with it what waits for a reply
 }
 
@@ -314,6 +325,15 @@ void Connection::Run() {
     unanswered.swap(waiting_);
   }
   for (const auto& [id, done] : unanswered) done(end_status(), {});
+  const auto run_hooks = [this] {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return RunEndHooks();
+  };
+  pollfd wake = {wake_.get(), POLLIN, 0};
+  uint64_t count = 0;
+  while (run_hooks()) {
+    if (poll(&wake, 1, kTickMs) > 0 && read(wake_.get(), &count, sizeof(count)) < 0) continue;
+  }
 }
 
 // Takes bytes of one frame, and no more: so a file is of the frame in which it comes.
@@ -344,7 +364,7 @@ bool Connection::Receive() {
 }
 
 void Connection::TakeReply(std::string_view message, File file) {
-  uint64_t id = 0;
+  uint64_t id = 0, field = 0;
   Status status;
   std::string_view result;
   Reader reader(message);
@@ -354,6 +374,7 @@ void Connection::TakeReply(std::string_view message, File file) {
     } else if (reader.field() == kStatus) {
       status = DecodeStatus(reader.bytes());
     } else {
+      field = reader.field();
       result = reader.bytes();
     }
   }
@@ -364,10 +385,15 @@ void Connection::TakeReply(std::string_view message, File file) {
     const std::lock_guard<std::mutex> lock(mutex_);
     done = TakeDone(id);
   }
-  if (done == nullptr) return;
+  if (done == nullptr) return DropReply(field, result);
   Reply reply;
   if (status.ok()) reply = {std::string(result), std::move(file)};
   done(std::move(status), std::move(reply));
+}
+
+void Connection::DropReply(uint64_t field, std::string_view result) {
+  constexpr uint64_t kRegistered = 4, kAllocated = 7;  // fields of LocalReply
+  if (field == kRegistered || field == kAllocated) Unregister(BytesField(result, kRegionId));
 }
 
 Status OpenRing::Open(std::shared_ptr<Connection> connection, std::byte* memory,

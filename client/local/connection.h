@@ -57,6 +57,9 @@ class Connection {
   // `reply` is empty unless the status is OK. Runs on the connection's thread: must not block.
   using Done = std::function<void(Status status, Reply reply)>;
 
+  static constexpr uint32_t kAllocateDeviceMemory = 10;  // a field of LocalRequest
+  static constexpr size_t kRegionIdBytes = 16;
+
   // Sends a LocalRequest with the message `action` in its field `field`, and `file` unless it is
   // -1, under a new id; does not wait for the server to read. OK means that `done` runs exactly
   // once, with DEADLINE_EXCEEDED if the server did not read by the deadline.
@@ -81,9 +84,11 @@ class Connection {
                   std::string* region_id);
   void Unregister(const std::string& region_id);
 
-  // `hook` runs when the connection ends, on any thread; at once if it has. Until Remove returns.
-  // It only wakes somebody: locks may be held.
-  uint64_t AddEndHook(std::function<void()> hook);
+  // `hook` runs when the connection ends, on any thread; at once, and once only, if it has. If it
+  // returns true, it runs again a moment later, on the connection's thread. Until Remove returns,
+  // which must be before the connection is destroyed. It only stores or wakes: locks may be held.
+  using EndHook = std::function<bool()>;
+  uint64_t AddEndHook(EndHook hook);
   void RemoveEndHook(uint64_t id);
 
   // Ends it with `status`, unless it has ended. Safe from any thread, and under locks of the
@@ -100,15 +105,18 @@ class Connection {
   };
 
   Connection(File socket, File wake) : socket_(std::move(socket)), wake_(std::move(wake)) {}
-  // With mutex_: these four.
+  // With mutex_: these five.
   Status Queue(uint64_t id, uint32_t field, std::string_view action, int file, SteadyTime deadline);
   void SendSome();
   void TakeLate(std::vector<Done>* late);
   Done TakeDone(uint64_t id);  // null: nobody waits any more
+  bool RunEndHooks();          // whether one shall run again
 
   void Run();
   bool Receive();  // false: the socket has ended
   void TakeReply(std::string_view message, File file);
+  // A reply for which nobody waits any more: `field` of the LocalReply is `result`.
+  void DropReply(uint64_t field, std::string_view result);
 
   const File socket_;
   const File wake_;       // an eventfd: the thread shall look at out_
@@ -117,8 +125,8 @@ class Connection {
   mutable std::mutex mutex_;
   std::condition_variable answered_;
   uint64_t next_id_ = 1;
-  std::map<uint64_t, Done> waiting_;  // by id
-  std::map<uint64_t, std::function<void()>> end_hooks_;
+  std::map<uint64_t, Done> waiting_;       // by id
+  std::map<uint64_t, EndHook> end_hooks_;  // that shall run, or run again
   std::deque<Frame> out_;
   Status end_status_;
 

@@ -25,6 +25,11 @@ class Writer {
     message_.append(value);
     return *this;
   }
+  // Empty again, with its memory.
+  Writer& Clear() {
+    message_.clear();
+    return *this;
+  }
   const std::string& message() const { return message_; }
 
  private:

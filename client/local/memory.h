@@ -27,11 +27,11 @@ class File {
   int fd_ = -1;
 };
 
-// Zeroed, and mapped until it is destroyed. May be empty. Memory of another kind, such as that of a
-// device, is made here too: the connection registers it by its file.
+// Host memory: zeroed, and mapped until it is destroyed. May be empty. See device_memory.h for that
+// of a GPU.
 class Memory {
  public:
-  // Host memory of whole pages, at least `bytes`. RESOURCE_EXHAUSTED if this host has none.
+  // Whole pages, at least `bytes`. RESOURCE_EXHAUSTED if this host has none.
   static Status Create(size_t bytes, Memory* memory);
   Memory() = default;
   Memory(Memory&& other) noexcept { *this = std::move(other); }

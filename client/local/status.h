@@ -19,6 +19,7 @@ enum Code {  // of gRPC, as far as the clients give them
   kPermissionDenied = 7,
   kResourceExhausted = 8,
   kFailedPrecondition = 9,
+  kUnimplemented = 12,
   kInternal = 13,
   kUnavailable = 14,
 };

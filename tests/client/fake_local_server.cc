@@ -17,6 +17,8 @@
 #include <set>
 
 #include "absl/status/status.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "proto/wire/frames.h"
 
 namespace flashcore {
@@ -65,6 +67,23 @@ struct FakeLocalServer::Connection {
     absl::MutexLock lock(&mutex);
     const auto it = regions.find(range.region_id());
     return it == regions.end() ? nullptr : it->second->data + range.offset();
+  }
+  // The counter of a point, as long as it is held; null without a point.
+  std::shared_ptr<std::atomic<uint64_t>> Counter(const v1::TimelinePoint& point)
+      ABSL_LOCKS_EXCLUDED(mutex) {
+    absl::MutexLock lock(&mutex);
+    const auto it = regions.find(point.region_id());
+    if (it == regions.end()) return nullptr;
+    return {it->second,
+            reinterpret_cast<std::atomic<uint64_t>*>(it->second->data + point.offset())};
+  }
+  // Whether the point is reached, or there is none.
+  bool Reached(const v1::TimelinePoint& point) {
+    const auto counter = Counter(point);
+    return counter == nullptr || static_cast<int64_t>(counter->load() - point.value()) >= 0;
+  }
+  void Raise(const v1::TimelinePoint& point) {
+    if (const auto counter = Counter(point); !Reached(point)) counter->store(point.value());
   }
   void Send(const v1::LocalReply& reply, int to_pass = -1) {
     wire::SendBytes(fd, wire::Frame(reply.SerializeAsString()), to_pass, /*flags=*/0);
@@ -166,6 +185,12 @@ uint64_t FakeLocalServer::Sum(uint64_t (*of)(const wire::RingHeader& ring)) cons
   return sum;
 }
 
+std::shared_ptr<std::atomic<uint64_t>> FakeLocalServer::Counter(
+    const v1::TimelinePoint& point) const {
+  absl::MutexLock lock(&mutex_);
+  return connections_.back()->Counter(point);
+}
+
 void FakeLocalServer::Accept() {
   while (true) {
     const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
@@ -198,6 +223,23 @@ void FakeLocalServer::Serve(Connection* connection) {
   connection->regions.clear();
 }
 
+// Returns the file of the memory.
+int FakeLocalServer::AllocateDeviceMemory(Connection* connection, const std::string& device_uuid,
+                                          uint64_t bytes, v1::LocalReply* reply) {
+  constexpr uint64_t kGranularity = 65536;
+  const uint64_t whole = (bytes + kGranularity - 1) / kGranularity * kGranularity;
+  const int fd = memfd_create("fake-gpu", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, static_cast<off_t>(whole)) != 0) std::abort();
+  absl::MutexLock lock(&connection->mutex);
+  const std::string id = "device-" + std::to_string(100'000'000 + connection->next++);
+  connection->regions[id] = std::make_shared<RegionMemory>(fd, whole);
+  v1::LocalAllocateDeviceMemoryResult* const result = reply->mutable_allocate_device_memory();
+  result->set_region_id(id);
+  result->set_bytes(whole);
+  result->set_device_uuid(device_uuid);
+  return fd;
+}
+
 void FakeLocalServer::Handle(Connection* connection, const v1::LocalRequest& request, int fd) {
   v1::LocalReply reply;
   reply.set_id(request.id());
@@ -213,6 +255,12 @@ void FakeLocalServer::Handle(Connection* connection, const v1::LocalRequest& req
     if (status.st_size < static_cast<off_t>(request.register_memory().bytes())) std::abort();
     connection->regions[id] = std::make_shared<RegionMemory>(fd, request.register_memory().bytes());
     reply.mutable_register_memory()->set_region_id(id);
+  } else if (request.has_allocate_device_memory()) {
+    const int memory = AllocateDeviceMemory(connection, device_uuid,
+                                            request.allocate_device_memory().bytes(), &reply);
+    connection->Send(reply, memory);
+    close(memory);
+    return;
   } else if (request.has_unregister_memory()) {
     absl::MutexLock lock(&connection->mutex);
     connection->regions.erase(request.unregister_memory().region_id());
@@ -304,6 +352,7 @@ void FakeLocalServer::ServeRing(Connection* connection, RingServer* ring) {
   struct Request {
     uint64_t tag;
     v1::AttendRequest request;
+    absl::Time deadline;  // to begin with it
   };
   std::deque<Request> requests;
   const auto answer = [&](uint64_t tag, const v1::AttendResponse& response) {
@@ -327,6 +376,8 @@ void FakeLocalServer::ServeRing(Connection* connection, RingServer* ring) {
       std::memcpy(&slot, from, sizeof(slot));
       Request& request = requests.emplace_back();
       request.tag = slot.tag;
+      request.deadline = slot.timeout_ns == 0 ? absl::InfiniteFuture()
+                                              : absl::Now() + absl::Nanoseconds(slot.timeout_ns);
       request.request.ParseFromArray(from + sizeof(slot), static_cast<int>(slot.bytes));
       ring->header->taken.store(++taken, std::memory_order_release);
       ++taken_;
@@ -338,13 +389,21 @@ void FakeLocalServer::ServeRing(Connection* connection, RingServer* ring) {
         absl::MutexLock lock(&ring->mutex);
         cancelled = ring->cancelled.count(it->tag) > 0;
       }
-      if (held_ && !cancelled) {
+      const bool ready = connection->Reached(it->request.inputs_ready());
+      const bool late = !ready && absl::Now() >= it->deadline;
+      if (!cancelled && !late && (held_ || !ready)) {
         ++it;
         continue;
       }
       v1::AttendResponse response;
-      response.mutable_status()->set_code(static_cast<int>(absl::StatusCode::kCancelled));
-      answer(it->tag, cancelled ? response : Answer(connection, it->request));
+      if (cancelled || late) {
+        response.mutable_status()->set_code(static_cast<int>(
+            cancelled ? absl::StatusCode::kCancelled : absl::StatusCode::kDeadlineExceeded));
+      } else {
+        response = Answer(connection, it->request);
+      }
+      connection->Raise(it->request.results_ready());
+      answer(it->tag, response);
       it = requests.erase(it);
       idle = false;
     }

@@ -19,7 +19,8 @@
 namespace flashcore {
 
 // Answers Attend as FakeServer does: the output is the query, the LSE counts 0, 1, 2. A thread for
-// each connection and ring. Set the public members before the first connection.
+// each connection and ring. Device memory is that of the fake driver in fake_cuda/. Set the public
+// members before the first connection.
 class FakeLocalServer {
  public:
   FakeLocalServer();
@@ -38,6 +39,8 @@ class FakeLocalServer {
   std::function<v1::Status(const v1::AttendRequest&)> on_attend;
   // Replaces the reply to a request, if it returns true.
   std::function<bool(const v1::LocalRequest&, v1::LocalReply*)> on_request;
+  // UUID of the GPU with the device memory, 16 bytes. Default: that of the fake driver.
+  std::string device_uuid = "fake GPU no. 000";
   // Changes what a completion slot gets.
   std::function<void(wire::CompletionSlot*)> on_completion;
 
@@ -51,6 +54,8 @@ class FakeLocalServer {
   int cancelled() const { return cancelled_; }   // Cancels so far
   size_t regions() const ABSL_LOCKS_EXCLUDED(mutex_);
   size_t rings() const;
+  // The counter in a region of the only connection, as long as it is held.
+  std::shared_ptr<std::atomic<uint64_t>> Counter(const v1::TimelinePoint& point) const;
   uint64_t sleepers() const;  // rings whose client sleeps until an answer, a wake or a deadline
 
  private:
@@ -63,6 +68,8 @@ class FakeLocalServer {
   void Accept();
   void Serve(Connection* connection);
   void Handle(Connection* connection, const v1::LocalRequest& request, int fd);
+  static int AllocateDeviceMemory(Connection* connection, const std::string& device_uuid,
+                                  uint64_t bytes, v1::LocalReply* reply);
   v1::AttendResponse Answer(Connection* connection, const v1::AttendRequest& request);
   void ServeRing(Connection* connection, RingServer* ring);
 

@@ -24,7 +24,10 @@ absl::StatusOr<std::shared_ptr<AsyncRing>> AsyncRing::Open(std::shared_ptr<Conne
   if (!opened.ok()) return ToAbsl(opened);
   std::shared_ptr<AsyncRing> made(
       new AsyncRing(std::move(connection), std::move(pool), std::move(memory), std::move(ring)));
-  made->end_hook_ = made->connection_->AddEndHook([raw = made.get()] { raw->Kick(); });
+  made->end_hook_ = made->connection_->AddEndHook([raw = made.get()] {
+    raw->Kick();
+    return false;
+  });
   const int error = StartThread(&made->thread_, [made] { made->Run(); });
   if (error != 0) return absl::ResourceExhaustedError(NoThreadMessage(error));
   return made;

@@ -22,7 +22,10 @@ struct LocalSession::CallRing {
       : connection(std::move(shared)),
         memory(std::move(block)),
         open(std::move(opened)),
-        end_hook(connection->AddEndHook([this] { open->ring().Wake(); })) {}
+        end_hook(connection->AddEndHook([this] {
+          open->ring().Wake();
+          return false;
+        })) {}
   ~CallRing() { connection->RemoveEndHook(end_hook); }
 
   const std::shared_ptr<Connection> connection;

@@ -15,10 +15,16 @@
  *     flashcore_wait(client, timeout_ns, &completion);   read O from memory.data
  *   flashcore_close(client);
  *
+ * A frontend on the server's GPU leaves its tensors there, in memory of
+ * flashcore_allocate_device_memory, and submits its layers ahead in the order of its CUDA stream:
+ * see flashcore_submit_on_stream. The host then waits for no layer, and receives completions when
+ * it likes.
+ *
  * Functions return FLASHCORE_OK, FLASHCORE_AGAIN, or a status code of gRPC above 0; then
  * flashcore_last_error has the text. Codes that the library itself gives: INVALID_ARGUMENT (3) for
  * arguments that make no sense, DEADLINE_EXCEEDED (4), RESOURCE_EXHAUSTED (8) without memory or
- * over a limit, UNAVAILABLE (14) once the connection has ended: close the client and connect again;
+ * over a limit, UNIMPLEMENTED (12) without the driver of a GPU, INTERNAL (13) for errors of that
+ * driver, UNAVAILABLE (14) once the connection has ended: close the client and connect again;
  * memory and requests in flight are gone, sequences live on unless the server was restarted.
  *
  * Timeouts are nanoseconds; negative, or more than a year: none. With 0 nothing is sent:
@@ -64,6 +70,14 @@ typedef struct flashcore_memory {
   uint8_t region_id[16]; /* for MemoryRange.region_id; offsets are multiples of 16 */
 } flashcore_memory;
 
+/* Memory of a GPU that both sides map; zero at first. */
+typedef struct flashcore_device_memory {
+  uint64_t address;      /* a CUdeviceptr, in the primary context of the GPU, as of cudaMalloc */
+  uint64_t bytes;        /* at least what was asked for */
+  int32_t ordinal;       /* of the GPU in this process, as of cudaGetDevice */
+  uint8_t region_id[16]; /* as of flashcore_memory */
+} flashcore_device_memory;
+
 /* A serialized response, to be given to flashcore_free. */
 typedef struct flashcore_bytes {
   uint8_t* data; /* null if empty */
@@ -81,11 +95,14 @@ typedef struct flashcore_completion {
 FLASHCORE_API int flashcore_connect(const char* target, const char* name,
                                     const flashcore_options* options, flashcore_client** client);
 
-/* Cancels what is in flight and unmaps all memory of the client. Null does nothing. */
+/* Cancels what is in flight and unmaps all memory of the client: streams that wait for results go
+ * on, and no work of a GPU may use the memory any more. After flashcore_submit_on_stream it waits
+ * for the GPU, as cudaFree does. Null does nothing. */
 FLASHCORE_API void flashcore_close(flashcore_client* client);
 
 /* Ends the connection, from any thread: functions that run on the client return CANCELLED (1), and
- * later ones, too. Memory stays mapped until flashcore_close. */
+ * later ones, too. Streams that wait for results go on. Memory stays mapped until
+ * flashcore_close. */
 FLASHCORE_API void flashcore_shutdown(flashcore_client* client);
 
 /* 1 once the connection has ended, else 0. */
@@ -98,7 +115,15 @@ FLASHCORE_API const char* flashcore_identity(const flashcore_client* client);
 FLASHCORE_API int flashcore_register_memory(flashcore_client* client, uint64_t bytes, int read_only,
                                             int64_t timeout_ns, flashcore_memory* memory);
 
-/* Unmaps it; requests that use it must have been answered. NOT_FOUND (5) if it is unknown. */
+/* Memory of the GPU on which the server has `device_id` (SequenceInfo.device_id); null or empty:
+ * its first device. UNIMPLEMENTED (12) if the server does not share memory of a GPU, or if there is
+ * no driver here; FAILED_PRECONDITION (9) if this process does not see that GPU. */
+FLASHCORE_API int flashcore_allocate_device_memory(flashcore_client* client, uint64_t bytes,
+                                                   const char* device_id, int64_t timeout_ns,
+                                                   flashcore_device_memory* memory);
+
+/* Unmaps memory of either kind; requests that use it must have been answered, and no work of a GPU
+ * may use it. NOT_FOUND (5) if it is unknown. */
 FLASHCORE_API int flashcore_unregister_memory(flashcore_client* client,
                                               const uint8_t region_id[16]);
 
@@ -115,6 +140,24 @@ FLASHCORE_API void flashcore_free(flashcore_bytes* bytes);
  * in a slot: use flashcore_call. */
 FLASHCORE_API int flashcore_submit(flashcore_client* client, uint64_t tag, const void* request,
                                    uint64_t request_bytes, int64_t timeout_ns);
+
+/* The same in the order of `stream`, a CUstream or cudaStream_t: the request begins when the work
+ * before it in the stream is done, and work that is enqueued later finds its results. So inputs are
+ * written, and O and LSE read, on the stream, without the host waiting for it. `request` has no
+ * inputs_ready and no results_ready: the library appends them, 70 bytes of the slot at most.
+ *
+ * The stream goes on also if the request fails, or the connection ends: the results are then
+ * unspecified, and the completion, or the end of the connection, says so. If this function fails,
+ * nothing is submitted, and the stream does not wait. Its first call of a client asks the server,
+ * within the timeout, for the memory of the counters that the stream and the server share.
+ *
+ * RESOURCE_EXHAUSTED (8) also if requests of 64 other streams of the client are unfinished.
+ * FAILED_PRECONDITION (9) if the stream is being captured into a graph; or for the default stream
+ * (0) without a current context. The call blocks while the stream has no room for more work, as a
+ * launch does. */
+FLASHCORE_API int flashcore_submit_on_stream(flashcore_client* client, uint64_t tag,
+                                             const void* request, uint64_t request_bytes,
+                                             int64_t timeout_ns, void* stream);
 
 /* Takes one completion, in the order of the answers; FLASHCORE_AGAIN if there is none, for wait:
  * within the timeout. */
