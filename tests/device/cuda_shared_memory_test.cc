@@ -52,6 +52,7 @@ class CudaSharedMemoryTest : public ::testing::Test {
 TEST_F(CudaSharedMemoryTest, IsZeroedAndFreeAfterwards) {
   size_t before = 0, with = 0, after = 0, total = 0;
   OnDevice(1);  // the driver's own memory for the first
+  file_.reset();
   ASSERT_EQ(cudaMemGetInfo(&before, &total), cudaSuccess);
   {
     const auto region = OnDevice(64 * kMiB);
