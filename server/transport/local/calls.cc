@@ -149,6 +149,7 @@ class CallExchange : public Exchange {
         rpc_(origin_.context, rpc) {
     operation_.identity = setup.identity;
     operation_.deadline = setup.deadline;
+    owner_ = setup.regions;
   }
 
  private:

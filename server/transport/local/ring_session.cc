@@ -30,6 +30,7 @@ class RingSession::Request final : public Exchange {
         header_(header),
         rpc_(origin_.context, origin_.rpc) {
     operation_.identity = session_->identity_;
+    owner_ = session_->regions_;
     operation_.deadline = DeadlineIn(header_.timeout_ns, origin_.fleet->clock());
   }
 

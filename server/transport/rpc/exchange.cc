@@ -55,9 +55,16 @@ void Exchange::Enqueue() {
 
 // A stream of the client that awaits the results goes on, whatever has become of them.
 void Exchange::End(const absl::Status& status) {
-  const TimelinePoint& results = operation_.request.results_ready;
+  const AttendRequest& request = operation_.request;
   const bool raised = status.ok() && operation_.raised_by_device;
-  if (results.region != nullptr && !raised) results.Raise();
+  if (request.results_ready.region != nullptr && !raised) {
+    const TimelinePoint& inputs = request.inputs_ready;
+    if (inputs.region == nullptr || inputs.reached()) {
+      request.results_ready.Raise();
+    } else {
+      origin_.input_waits->RaiseWhenReady(request, operation_.identity.name, owner_);
+    }
+  }
   Complete(status);
 }
 

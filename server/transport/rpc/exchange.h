@@ -2,6 +2,8 @@
 #ifndef FLASHCORE_SERVER_TRANSPORT_RPC_EXCHANGE_H_
 #define FLASHCORE_SERVER_TRANSPORT_RPC_EXCHANGE_H_
 
+#include <memory>
+
 #include "absl/status/status.h"
 #include "server/base/clock.h"
 #include "server/engine/fleet.h"
@@ -21,7 +23,8 @@ namespace flashcore::server {
 //             the message stays where it is. Its tensors are copied once; then it is released.
 //   Received  The operation waits until its inputs are ready, and is queued. A transport may hold
 //             it back first.
-//   Complete  The result is there, and results_ready is raised: the transport answers.
+//   Complete  The result is there: the transport answers. results_ready is raised, or will be when
+//             inputs_ready is reached.
 //   Record    The answer is sent.
 //
 // A refusal at any step leads to Complete, too: it is called exactly once, on a lane's thread or
@@ -63,7 +66,8 @@ class Exchange {
   const Origin origin_;
   RequestMessage message_;
   AttendOperation operation_;
-  TensorFields tensors_;  // the places of the tensors in the message
+  TensorFields tensors_;             // the places of the tensors in the message
+  std::weak_ptr<const void> owner_;  // of the memory of its points: it lives as the connection does
   RequestScope scope_;
 
  private:

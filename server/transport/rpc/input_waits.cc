@@ -8,23 +8,34 @@
 #include "server/base/error_info.h"
 
 namespace flashcore::server {
-namespace {
 
-// How the operation's wait ends now; nullopt: it goes on.
-std::optional<absl::Status> EndOf(const AttendOperation& operation, TimePoint now) {
-  if (operation.cancelled.load(std::memory_order_relaxed)) {
+std::optional<absl::Status> InputWaits::EndOf(const Wait& wait, TimePoint now) {
+  const AttendOperation* const operation = wait.operation;
+  if (operation != nullptr && operation->cancelled.load(std::memory_order_relaxed)) {
     return absl::CancelledError("cancelled by the client before inputs_ready was reached");
   }
-  if (operation.request.inputs_ready.reached()) return absl::OkStatus();
-  if (operation.deadline <= now) {
+  if (wait.inputs.reached()) return absl::OkStatus();
+  if (operation == nullptr) {
+    return wait.owner.expired() ? std::optional(absl::CancelledError("nobody awaits it"))
+                                : std::nullopt;
+  }
+  if (operation->deadline <= now) {
     return absl::DeadlineExceededError("the deadline passed before inputs_ready was reached");
   }
   return std::nullopt;
 }
 
-}  // namespace
-
 void InputWaits::Add(AttendOperation* operation, Ready ready) {
+  Add({operation, operation->request.inputs_ready, std::move(ready)}, operation->identity.name);
+}
+
+void InputWaits::RaiseWhenReady(const AttendRequest& request, const std::string& client,
+                                std::weak_ptr<const void> owner) {
+  auto raise = [results = request.results_ready](const absl::Status&) { results.Raise(); };
+  Add({nullptr, request.inputs_ready, std::move(raise), nullptr, std::move(owner)}, client);
+}
+
+void InputWaits::Add(Wait wait, const std::string& client) {
   Ready refused;
   absl::Status why;
   bool was_empty = false;
@@ -33,11 +44,12 @@ void InputWaits::Add(AttendOperation* operation, Ready ready) {
     why = end_;
     if (why.ok()) {
       was_empty = waits_.empty();
-      waits_.push_back({operation, std::move(ready), shares_.Take(operation->identity.name, 1)});
+      wait.client = shares_.Take(client, 1);
+      waits_.push_back(std::move(wait));
       refused = TakeExcess(&why);
       empty_ = waits_.empty();
     } else {
-      refused = std::move(ready);
+      refused = std::move(wait.ready);
     }
   }
   if (was_empty) wake_();
@@ -67,7 +79,7 @@ bool InputWaits::Poll() {
     MutexLock lock(&mutex_);
     size_t kept = 0;
     for (Wait& wait : waits_) {
-      if (std::optional<absl::Status> end = EndOf(*wait.operation, now); end.has_value()) {
+      if (std::optional<absl::Status> end = EndOf(wait, now); end.has_value()) {
         shares_.Give(wait.client, 1);
         ended_.emplace_back(std::move(wait), *std::move(end));
       } else if (&waits_[kept++] != &wait) {

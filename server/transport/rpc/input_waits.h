@@ -4,6 +4,9 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -39,6 +42,12 @@ class InputWaits {
   // in Add, also of another one. The operation stays in place until then.
   void Add(AttendOperation* operation, Ready ready) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Raises results_ready of `request`, which has failed, when its inputs_ready is reached: until
+  // then, the client's stream may still await the results of the request before it, by the same
+  // counter. Gives up once `owner` has expired. It counts as a wait of `client`.
+  void RaiseWhenReady(const AttendRequest& request, const std::string& client,
+                      std::weak_ptr<const void> owner) ABSL_LOCKS_EXCLUDED(mutex_);
+
   // Whether a wait has ended. Those that end together end in the order of Add.
   bool Poll() ABSL_LOCKS_EXCLUDED(mutex_);
   bool empty() const { return empty_.load(std::memory_order_acquire); }
@@ -47,10 +56,16 @@ class InputWaits {
 
  private:
   struct Wait {
-    AttendOperation* operation;
+    AttendOperation* operation;  // null: of RaiseWhenReady
+    TimelinePoint inputs;
     Ready ready;
-    Shares::Client* client;
+    Shares::Client* client = nullptr;
+    std::weak_ptr<const void> owner{};
   };
+
+  // How the wait ends now; nullopt: it goes on.
+  static std::optional<absl::Status> EndOf(const Wait& wait, TimePoint now);
+  void Add(Wait wait, const std::string& client) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Takes out the newest wait of the client that must give back; null: nobody must.
   Ready TakeExcess(absl::Status* why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -116,6 +116,27 @@ TEST_F(InputWaitsTest, OneMayComeWhileAnotherEnds) {
   EXPECT_THAT(TakeEnded(), ElementsAre("next: OK"));
 }
 
+TEST_F(InputWaitsTest, AFailedRequestRaisesItsResultsWhenItsInputsAreReady) {
+  AttendRequest request;
+  request.inputs_ready = {region_, 0, 1};
+  request.results_ready = {region_, 8, 1};
+  const auto* const results = reinterpret_cast<std::atomic<uint64_t>*>(memory_.data() + 8);
+  auto owner = std::make_shared<int>();
+  waits_.RaiseWhenReady(request, "alice", owner);
+  EXPECT_FALSE(waits_.Poll());
+  EXPECT_EQ(*results, 0u);
+  SetCounter(1);
+  EXPECT_TRUE(waits_.Poll());
+  EXPECT_EQ(*results, 1u);
+  EXPECT_TRUE(waits_.empty());
+  request.inputs_ready.value = 2;
+  waits_.RaiseWhenReady(request, "alice", owner);
+  EXPECT_FALSE(waits_.Poll());
+  owner.reset();
+  EXPECT_TRUE(waits_.Poll());
+  EXPECT_TRUE(waits_.empty()) << "its client is gone";
+}
+
 // The newest of the client that has too many is refused; others keep theirs.
 TEST_F(InputWaitsTest, ClientsHaveSharesOfThem) {
   std::vector<std::unique_ptr<AttendOperation>> kept;
