@@ -150,7 +150,7 @@ def _read(attention_mask: torch.Tensor, query: torch.Tensor) -> Pattern:
         raise invalid("attention_mask", f"is a mask {list(attention_mask.shape)} that the model made itself",
                       "[batch, positions], which transformers' create_causal_mask and the like read")
     pattern, batch, rows = attention_mask.pattern, query.shape[0], query.shape[2]
-    if len(pattern.columns) not in (1, batch) or pattern.causal and pattern.rows != rows:
+    if pattern.columns.shape[0] not in (1, batch) or pattern.causal and pattern.rows != rows:
         raise invalid("attention_mask", f"is of {len(pattern.columns)} sequences and {pattern.rows} query rows",
                       f"of {batch} and {rows}, those of the call")
     return pattern

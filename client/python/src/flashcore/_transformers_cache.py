@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
 from . import _transformers_models as _models
-from ._packing import Packing
+from ._packing import Packer, Packing
 from ._transformers_mask import RESET, Opaque, Pattern, Window
 from .client import Client, Plan, Sequence, SequenceBatch, default_client
 from .errors import BatchError, FailedPrecondition, invalid
@@ -30,20 +30,21 @@ class HandedOver(NamedTuple):
     tensor: torch.Tensor
 
 
-class Step(NamedTuple):
-    """What the layers of a step have in common: those with one mask, scale and number of heads."""
+class Step:
+    """What the layers of a step have in common: those with one mask, scale, and shape of Q and of K."""
 
-    packing: Packing
-    plan: Plan[Literal[False]] | None  # None: all rows are padding
-    dtype: torch.dtype  # of Q, K and V for the service
+    def __init__(self, packing: Packing, plan: Plan[Literal[False]] | None, dtype: torch.dtype,
+                 q: torch.Tensor, k: torch.Tensor) -> None:
+        self._packing, self._plan = packing, plan  # None: all rows are padding
+        self._packer = Packer(packing, dtype, q, k, k)
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Appends K and V and attends, in one request. Returns [batch, rows, heads, head_dim] like q."""
-        if self.plan is None:
+        if self._plan is None:
             return q.new_zeros(q.shape[0], q.shape[2], q.shape[1], q.shape[3])
-        query, key, value = self.packing.pack(self.dtype, q, k, v)
-        output = self.plan.run(layer, query.array, key.array, value.array)
-        return self.packing.unpack(query.restore(output), q)
+        query, key, value = self._packer.pack(q, k, v)
+        output = self._plan.run(layer, query.array, key.array, value.array)
+        return self._packing.unpack(output, query, q)
 
 
 class FlashCoreCache(Cache):
@@ -188,6 +189,7 @@ class FlashCoreCache(Cache):
         self.layers[layer].length += rows
         if layer + 1 == len(self.layers):
             self._begun = None
+            self.steps.clear()
 
     def new_columns(self, columns: torch.Tensor, past: int, rows: int) -> torch.Tensor:
         """Notes the columns of the whole cache after a step. Returns those of its `rows` new positions: bool
@@ -260,7 +262,7 @@ class Layer(CacheLayerMixin):
         """Appends the step's rows, rounded to `dtype`, and attends, in one request. pattern: causal, of the
         whole cache after the step. Returns [batch, rows, heads, head_dim] like q, 0 in padded rows."""
         cache = self.cache
-        key = pattern, q.shape[1], dtype, scale, self._window
+        key = pattern, q.shape, k.shape, q.device, dtype, scale, self._window
         step = cache.steps.get(key)
         if step is None:
             step = cache.steps[key] = self._plan(pattern, q, k, dtype, scale)
@@ -276,10 +278,11 @@ class Layer(CacheLayerMixin):
         asking = [(sequence, count)
                   for sequence, count in zip(self.cache.members(k, dtype), packing.counts) if count]
         if not asking:
-            return Step(packing, None, dtype)
+            return Step(packing, None, dtype, q, k)
         sequences, counts = zip(*asking)
-        return Step(packing, self.cache.client.plan(sequences, num_heads=q.shape[1], query_rows=counts, causal=True,
-                                                    window=window, softmax_scale=scale), dtype)
+        plan = self.cache.client.plan(sequences, num_heads=q.shape[1], query_rows=counts, causal=True,
+                                      window=window, softmax_scale=scale)
+        return Step(packing, plan, dtype, q, k)
 
     def _hidden_window(self, columns: torch.Tensor, rows: int) -> Window | None:
         """For a model like Moshi, whose masks have no window: transformers' cache for its config would drop
@@ -337,7 +340,8 @@ class PackedCache(Cache):
             self.steps.clear()
 
     def end(self, layer: int, rows: int) -> None:
-        pass
+        if layer + 1 == len(self.layers):
+            self.steps.clear()
 
 
 class PackedLayer(Layer):
@@ -350,7 +354,7 @@ class PackedLayer(Layer):
                                       window=pattern.window, softmax_scale=scale)
         if [sum(rows)] != packing.counts:
             raise invalid("rows", f"are {sum(rows)} together", f"the {sum(packing.counts)} rows of the call")
-        return Step(packing, plan, dtype)
+        return Step(packing, plan, dtype, q, k)
 
 
 def _delete(sequences: list[Sequence]) -> None:
