@@ -1,4 +1,4 @@
-"""What a layer costs the host beside its request: copies between device and host, waits, operations."""
+"""The cost of a layer on the host beside its request: copies between device and host, waits, operations."""
 
 import unittest
 from collections import Counter
@@ -12,7 +12,7 @@ from flashcore._packing import Packing, attend, whole
 from flashcore._transformers_attention import attention
 
 LAYERS, HEADS, KV_HEADS, DIM = 3, 4, 2, 32
-# What only a step may do: make, look up or compare masks.
+# Operations that make, look up or compare masks: only a step may do that.
 OF_A_STEP = {"ones", "zeros", "any", "all", "sum", "index", "nonzero", "equal", "bitwise_and", "expand"}
 
 
@@ -97,7 +97,7 @@ class CopiesTest(unittest.TestCase):
                 found = attend(self.client, whole(2, 7), keys, *map(DeviceTensor, (q, k, v)), q.dtype)
             self.assertTrue(torch.equal(found.content, wanted))
             # Where there is padding, its places go to the device.
-            self.assertEqual((counts["to host"], counts["to device"], counts["waits"]), (copies, copies, copies))
+            self.assertEqual([counts[what] for what in ("to host", "to device", "waits")], [copies] * 3)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""A device that counts: its tensors say that they are on a GPU, their values are in host memory, and what would
-move data between the two, or make the host wait, is counted."""
+"""A device that counts: its tensors say that they are on a GPU, and their values are in host memory.
+Operations are counted, and which would copy between the two, and which would make the host wait."""
 
 import collections
 import contextlib
@@ -72,6 +72,6 @@ class _Counting(TorchDispatchMode):
 
 @contextlib.contextmanager
 def counted():
-    """Tensors of DEVICE work inside. Gives a Counter of "to host", "to device", "waits", and each operation."""
+    """Tensors of DEVICE work inside. Gives a Counter: "to host", "to device", "waits", and each operation."""
     with unittest.mock.patch.object(torch.cuda, "_lazy_init"), _Counting() as mode:  # there may be no driver
         yield mode.counts

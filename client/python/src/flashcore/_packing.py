@@ -1,4 +1,4 @@
-"""Batches of PyTorch as the client takes them: the rows of all members, one after the other, without padding."""
+"""Batches of PyTorch, packed: the rows of all members, one after the other, without padding."""
 
 import functools
 import itertools
@@ -20,11 +20,12 @@ class Packing:
     def __init__(self, columns: torch.Tensor) -> None:
         self.counts: list[int] = columns.sum(1).tolist()  # packed rows of each member
         self._shape = tuple(columns.shape)
-        # Numbers of the packed rows among batch * rows, on the device that used them last. None: all rows.
+        # On the device that used them last.
         self._places = (None if sum(self.counts) == columns.numel() else
                         columns.flatten().nonzero().flatten())
 
     def places(self, device: torch.device) -> torch.Tensor | None:
+        """int64 [packed rows], on `device`: numbers among batch * rows. None: all rows are packed."""
         if self._places is not None and self._places.device != device:
             self._places = self._places.to(device, non_blocking=device.type == "cuda")
         return self._places
@@ -34,7 +35,7 @@ class Packing:
         heads, head_dim], with elements like those of `query`, and 0 elsewhere. Does not wait for a GPU."""
         if self._places is None:
             packed = packed.reshape(*self._shape, *packed.shape[1:])
-        rows: Any = query.restore(packed)
+        rows: torch.Tensor = query.restore(packed)  # type: ignore[assignment]
         if not like.is_cpu:  # CUDA has read pageable memory when a copy from it returns
             rows = rows.to(like.device, non_blocking=like.is_cuda)
         if rows.dtype != like.dtype:
@@ -43,8 +44,9 @@ class Packing:
         if places is None:
             return rows
         batch, length = self._shape
-        output = rows.new_zeros(batch * length, *rows.shape[1:])
-        return output.index_copy_(0, places, rows).view(batch, length, *rows.shape[1:])
+        output = rows.new_zeros(batch, length, *rows.shape[1:])
+        output.flatten(0, 1).index_copy_(0, places, rows)
+        return output
 
 
 class Packer:
@@ -76,7 +78,7 @@ class Packer:
 
 @functools.lru_cache(maxsize=16)
 def whole(batch: int, rows: int) -> Packing:
-    """Of a batch without padding."""
+    """The packing of a batch without padding."""
     return Packing(torch.ones(batch, rows, dtype=torch.bool, device="cpu"))
 
 
@@ -84,9 +86,9 @@ def attend(client: Client, queries: Packing, keys: Packing, q: torch.Tensor, k: 
            dtype: torch.dtype, **terms: Any) -> torch.Tensor:
     """Attention of the packed query rows of each member over its packed K/V rows, in one request.
 
-    q: [batch, heads, L, head_dim]; k, v: [batch, kv_heads, S, head_dim]; they are rounded to `dtype`. queries,
-    keys: of Q's rows, and of those of K and V; a member without query rows has none of K/V. terms: of
-    Client.attend. Returns [batch, L, heads, head_dim] like q, with 0 in the other rows.
+    q: [batch, heads, L, head_dim]; k, v: [batch, kv_heads, S, head_dim]; they are rounded to `dtype`.
+    queries, keys: the packings of Q, and of K and V; a member without query rows has no K/V rows.
+    terms: those of Client.attend. Returns [batch, L, heads, head_dim] like q, with 0 in the other rows.
     """
     rows = [counts for counts in zip(queries.counts, keys.counts) if counts[0]]
     if not rows:

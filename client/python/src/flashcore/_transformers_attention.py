@@ -66,8 +66,8 @@ def _attend_inline(pattern: Pattern, q: torch.Tensor, k: torch.Tensor, v: torch.
 
 @functools.lru_cache(maxsize=8)
 def _packings(pattern: Pattern, batch: int, rows: int) -> tuple[Packing, Packing]:
-    """Of Q, and of K and V. Padded rows of causal models are not sent. Without causality, the mask may be of
-    other rows than Q's."""
+    """The packings of Q, and of K and V. Padded rows of causal models are not sent. Without causality, the
+    mask may be of other rows than Q's."""
     k_columns = pattern.columns.expand(batch, -1)
     q_columns = (k_columns[:, -rows:] if pattern.causal or pattern.window else
                  torch.ones(batch, rows, dtype=torch.bool, device="cpu"))
@@ -90,11 +90,11 @@ def _check_options(dropout: float, others: dict[str, Any]) -> None:
 
 def _cached(key: torch.Tensor, value: torch.Tensor) -> tuple[Layer | None, torch.Tensor, torch.Tensor]:
     """The layer of the FlashCoreCache that K and V come from, if any, and their values."""
-    if not isinstance(key, Rows) and not isinstance(value, Rows):
-        return None, key, value
-    if not isinstance(key, Rows) or not isinstance(value, Rows) or key.content.layer is not value.content.layer:
+    if isinstance(key, Rows) and isinstance(value, Rows) and key.content.layer is value.content.layer:
+        return key.content.layer, key.content.tensor, value.content.tensor
+    if isinstance(key, Rows) or isinstance(value, Rows):
         raise invalid("cache", "the model takes one of K and V from it", "models that take both")
-    return key.content.layer, key.content.tensor, value.content.tensor
+    return None, key, value
 
 
 def _check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.dtype:
@@ -127,12 +127,13 @@ def _pattern(module: torch.nn.Module, query: torch.Tensor, past: int, cached: bo
                       "as many of both, or a mask")
     if sliding_window and not causal:
         raise invalid("attention_mask", "None with a bidirectional sliding window", "a mask")
-    return _whole_pattern(causal, (sliding_window - 1, 0) if sliding_window else None, rows, batch, past + rows)
+    window = (sliding_window - 1, 0) if sliding_window else None
+    return _whole_pattern(causal, window, rows, batch, past + rows)
 
 
 @functools.lru_cache(maxsize=8)
 def _whole_pattern(causal: bool, window: Window | None, rows: int, batch: int, length: int) -> Pattern:
-    """That of a batch without padding."""
+    """The pattern of a batch without padding."""
     return Pattern(causal, window, rows, torch.ones(batch, length, dtype=torch.bool, device="cpu"))
 
 
@@ -151,6 +152,6 @@ def _read(attention_mask: torch.Tensor, query: torch.Tensor) -> Pattern:
                       "[batch, positions], which transformers' create_causal_mask and the like read")
     pattern, batch, rows = attention_mask.pattern, query.shape[0], query.shape[2]
     if pattern.columns.shape[0] not in (1, batch) or pattern.causal and pattern.rows != rows:
-        raise invalid("attention_mask", f"is of {len(pattern.columns)} sequences and {pattern.rows} query rows",
-                      f"of {batch} and {rows}, those of the call")
+        raise invalid("attention_mask", f"is of {len(pattern.columns)} sequences and {pattern.rows} query "
+                      f"rows", f"of {batch} and {rows}, those of the call")
     return pattern

@@ -31,7 +31,7 @@ class HandedOver(NamedTuple):
 
 
 class Step:
-    """What the layers of a step have in common: those with one mask, scale, and shape of Q and of K."""
+    """A step of the layers that have one mask, scale, and shape of Q and of K: what is the same for all."""
 
     def __init__(self, packing: Packing, plan: Plan[Literal[False]] | None, dtype: torch.dtype,
                  q: torch.Tensor, k: torch.Tensor) -> None:
@@ -171,7 +171,6 @@ class FlashCoreCache(Cache):
                  for place, index in enumerate(chosen)]
         dropped = [sequence for index, sequence in enumerate(self._sequences) if index not in chosen]
         self._sequences[:] = after
-        self.steps.clear()
         self._columns = self._columns[chosen]
         _delete(dropped)
 
@@ -180,7 +179,8 @@ class FlashCoreCache(Cache):
         step = self.layers[layer].length, rows
         if layer == 0 or step != self._begun:
             if len({other.length for other in self.layers[layer:]}) > 1:
-                raise FailedPrecondition("cache: a step before failed between layers; crop(-rows of that step)")
+                raise FailedPrecondition("cache: a step before failed between layers; crop(-rows of that "
+                                         "step)")
             self._begun = step
             self.steps.clear()
 
@@ -349,11 +349,12 @@ class PackedLayer(Layer):
 
     def _plan(self, pattern: Pattern, q: torch.Tensor, k: torch.Tensor, dtype: torch.dtype,
               scale: float | None) -> Step:
-        packing, rows = Packing(pattern.columns), self.cache.rows
-        plan = self.cache.client.plan(self.cache.sequences, num_heads=q.shape[1], query_rows=rows, causal=True,
-                                      window=pattern.window, softmax_scale=scale)
-        if [sum(rows)] != packing.counts:
-            raise invalid("rows", f"are {sum(rows)} together", f"the {sum(packing.counts)} rows of the call")
+        cache, packing = self.cache, Packing(pattern.columns)
+        rows, asked = sum(cache.rows), sum(packing.counts)
+        plan = cache.client.plan(cache.sequences, num_heads=q.shape[1], query_rows=cache.rows, causal=True,
+                                 window=pattern.window, softmax_scale=scale)
+        if rows != asked:
+            raise invalid("rows", f"are {rows} together", f"the {asked} rows of the call")
         return Step(packing, plan, dtype, q, k)
 
 
