@@ -49,12 +49,13 @@ class ZooTest(unittest.TestCase):
     def setUp(self):
         self.enterContext(torch.no_grad())
         self.calls = collections.Counter()
-        original = type(self.client).attend
+        for kind, name in ((flashcore.client.Client, "attend"), (flashcore.client.Plan, "run")):
+            original = getattr(kind, name)
 
-        def count(client, *args, **options):
-            self.calls["attention"] += 1
-            return original(client, *args, **options)
-        self.enterContext(unittest.mock.patch.object(type(self.client), "attend", count))
+            def count(called, *args, original=original, **options):
+                self.calls["attention"] += 1
+                return original(called, *args, **options)
+            self.enterContext(unittest.mock.patch.object(kind, name, count))
 
     def test_every_family(self):
         kinds = collections.Counter()
