@@ -524,6 +524,7 @@ class TorchTensor:
     def __init__(self, array, dtype, device="cpu", requires_grad=False):
         self.array, self.dtype, self.requires_grad = array, dtype, requires_grad
         self.device = types.SimpleNamespace(type=device)
+        self.is_cpu = device == "cpu"
 
     def numpy(self):
         if self.dtype == "torch.bfloat16":

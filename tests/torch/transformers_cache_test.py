@@ -1,6 +1,7 @@
 """FlashCoreCache and PackedCache on a real server."""
 
 import copy
+import functools
 import gc
 import unittest.mock
 
@@ -13,6 +14,11 @@ import transformers
 USED = 'flashcore_kv_bytes{state="used",segment="cold"}'
 
 
+def patched(kind, method):
+    """Records the calls of a method, which does what it did."""
+    return unittest.mock.patch.object(kind, method, autospec=True, side_effect=getattr(kind, method))
+
+
 class Failing:
     """A client whose requests for one layer fail, before or after they took effect."""
 
@@ -22,12 +28,18 @@ class Failing:
     def __getattr__(self, name):
         return getattr(self.client, name)
 
-    def attend_batch(self, sequences, layer, *args, **options):
-        if layer == self.layer and self.appends:
-            self.client.attend_batch(sequences, layer, *args, **options)
+    def plan(self, *args, **options):
+        plan = unittest.mock.Mock()
+        plan.run.side_effect = functools.partial(self.run, self.client.plan(*args, **options))
+        return plan
+
+    def run(self, plan, layer, *tensors):
+        if layer == self.layer and not self.appends:
+            raise flashcore.Unavailable("the test says so")
+        output = plan.run(layer, *tensors)
         if layer == self.layer:
             raise flashcore.Unavailable("the test says so")
-        return self.client.attend_batch(sequences, layer, *args, **options)
+        return output
 
 
 class CacheTest(ModelTest):
@@ -135,11 +147,10 @@ class CacheTest(ModelTest):
             flashcore.transformers.register(self.client)
             cache, tokens = self.cache(self.model, **given), prompts(6)[0][None]
             flashcore.transformers.register(other)
-            with unittest.mock.patch.object(type(other), "attend_batch", autospec=True,
-                                            side_effect=type(other).attend_batch) as calls:
+            with patched(flashcore.client.Client, "plan") as plans:
                 self.model(input_ids=tokens[:, :5], cache=cache)
                 self.model(input_ids=tokens[:, 5:], cache=cache.fork())
-            self.assertEqual({call.args[0] for call in calls.call_args_list}, {self.client})
+            self.assertEqual({call.args[0] for call in plans.call_args_list}, {self.client})
 
     def test_the_same_prompt_on_a_used_cache_hints_at_reset(self):
         inputs, short = padded(prompts(6, 4)), padded(prompts(6))
@@ -180,10 +191,11 @@ class CacheTest(ModelTest):
         cache = self.cache(self.model)
         inputs = padded(prompts(5, 5, 5))
         self.model(**inputs, cache=cache)
-        with unittest.mock.patch.object(type(self.client), "attend_batch", autospec=True,
-                                        side_effect=type(self.client).attend_batch) as calls:
+        with (patched(flashcore.client.Client, "plan") as plans,
+              patched(flashcore.client.Plan, "run") as runs):
             self.model(input_ids=inputs["input_ids"][:, :1], cache=cache)
-        self.assertEqual([len(call.args[1]) for call in calls.call_args_list], [3, 3])
+        self.assertEqual([len(call.args[1]) for call in plans.call_args_list], [3])
+        self.assertEqual([call.args[1] for call in runs.call_args_list], [0, 1])
         self.assertEqual([sequence.lengths for sequence in cache.sequences], [[6, 6]] * 3)
 
 
@@ -219,8 +231,9 @@ class PackedTest(ModelTest):
         model = causal_model("Llama")
         model.set_attn_implementation(NAME)
         with self.client.create_sequence(2, 2, 32) as sequence:
-            for rows, pattern in (([4], "cu_seqlens_q: .*; allowed: offsets from 0 to the 5 rows"),
-                                  ([2, 3], "cu_seqlens_q: has 2 spans; allowed: 1")):
+            for rows, pattern in (([4], "rows: are 4 together; allowed: the 5 rows of the call"),
+                                  ([2, 3], r"query_rows: \[2, 3\]; allowed: 1 numbers, each at least 1"),
+                                  ([5, 0], r"query_rows: \[5, 0\]; allowed: 1 numbers, each at least 1")):
                 with self.assertRaisesRegex(flashcore.InvalidArgument, pattern):
                     model(input_ids=prompts(5)[0][None],
                           cache=flashcore.transformers.PackedCache([sequence], rows))

@@ -49,13 +49,13 @@ class ZooTest(unittest.TestCase):
     def setUp(self):
         self.enterContext(torch.no_grad())
         self.calls = collections.Counter()
-        for name in ("attend", "attend_batch"):
-            original = getattr(type(self.client), name)
+        for kind, name in ((flashcore.client.Client, "attend"), (flashcore.client.Plan, "run")):
+            original = getattr(kind, name)
 
-            def count(client, *args, original=original, **options):
+            def count(called, *args, original=original, **options):
                 self.calls["attention"] += 1
-                return original(client, *args, **options)
-            self.enterContext(unittest.mock.patch.object(type(self.client), name, count))
+                return original(called, *args, **options)
+            self.enterContext(unittest.mock.patch.object(kind, name, count))
 
     def test_every_family(self):
         kinds = collections.Counter()

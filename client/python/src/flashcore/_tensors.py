@@ -69,7 +69,7 @@ def to_host(name: str, tensor: Tensor, dtype: str | None = None,
     except Exception as error:  # of a tensor without memory of its own, such as a sparse one
         raise invalid(name, f"is a {kind.__name__} that is not read: {error}", _TENSORS) from error
     if host.dtype == "uint16" and dtype == "bfloat16":
-        return host._replace(dtype=dtype)
+        return HostTensor(host.array, dtype, host.restore)
     wanted = (dtype,) if dtype else tuple(allowed)
     if host.dtype not in wanted or not host.array.dtype.isnative:
         hint = ', and uint16 with dtype="bfloat16"' if host.dtype == "uint16" else ""
@@ -106,7 +106,7 @@ def _from_numpy(array: np.ndarray, outer: Callable[[np.ndarray], Tensor] = lambd
 
 def _from_torch(name: str, tensor: Any) -> HostTensor:
     torch = sys.modules["torch"]
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise invalid(name, f"is on {tensor.device}", f"tensors in host memory: pass {name}.cpu()")
     if tensor.requires_grad:
         raise invalid(name, "requires a gradient", f"no backward pass: pass {name}.detach()")

@@ -1,12 +1,13 @@
 """The attention function of flashcore.transformers."""
 
+import functools
 from typing import Any
 
 import torch
 
-from . import torch as _service
+from ._packing import Packing, attend
 from ._transformers_cache import Layer, PackedLayer, Rows
-from ._transformers_mask import Mask, Pattern
+from ._transformers_mask import Mask, Pattern, Window
 from .client import default_client
 from .errors import invalid
 
@@ -34,37 +35,46 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     _check_options(dropout, others)
     layer, key, value = _cached(key, value)
     dtype = _check_tensors(query, key, value)
-    batch, heads, rows, head_dim = query.shape
-    past = layer.length if layer is not None else key.shape[2] - rows
     if attention_mask is None:  # the model asks for no mask beside is_causal
+        past = layer.length if layer is not None else key.shape[2] - query.shape[2]
         pattern = _pattern(module, query, past, layer is not None, is_causal, sliding_window)
     else:
         pattern = _read(attention_mask, query)
-    q, k, v = (x.to(dtype) for x in (query, key, value))
-    options: dict[str, Any] = dict(causal=pattern.causal, window=pattern.window, softmax_scale=scaling)
-    # Padded rows of causal models are not sent. Without causality, the mask may be of other rows than Q's.
-    q_columns = torch.ones(batch, rows, dtype=torch.bool)
-    if layer is not None:
-        if not pattern.causal:
-            raise invalid("cache", "with bidirectional attention", "causal models")
-        if isinstance(layer, PackedLayer) and pattern.window is None and _has_window(module):
-            raise invalid("cache", "with a window that the config has and the mask has not",
-                          "a FlashCoreCache for this model")
-        q_columns, packed = layer.attend(q, k, v, pattern.columns, options)
-    else:
-        k_columns, aligned = pattern.columns, pattern.causal or pattern.window
-        length = k_columns.shape[1]  # K/V rows beyond it are those of a static cache, not used yet
-        if not (rows if aligned else k.shape[2]) <= length <= k.shape[2]:
-            raise invalid("attention_mask", f"is for {length} K/V rows", f"{k.shape[2]}, those of the call")
-        q_columns = k_columns[:, -rows:] if aligned else q_columns
-        asking = q_columns.any(1)
-        k, v = (x[:, :, :length][asking] for x in (k, v))
-        packed = _service.attend_columns(default_client(), q[asking], k, v, q_columns[asking],
-                                         k_columns[asking], **options) if asking.any() else q.new_empty(0)
-    output = query.new_zeros(batch, rows, heads, head_dim)
-    if packed.numel() > 0:
-        output[q_columns.to(output.device)] = packed.to(output)
-    return output, None
+    if layer is None:
+        return _attend_inline(pattern, query, key, value, dtype, scaling), None
+    if not pattern.causal:
+        raise invalid("cache", "with bidirectional attention", "causal models")
+    if isinstance(layer, PackedLayer) and pattern.window is None and _has_window(module):
+        raise invalid("cache", "with a window that the config has and the mask has not",
+                      "a FlashCoreCache for this model")
+    return layer.attend(pattern, query, key, value, dtype, scaling), None
+
+
+def _attend_inline(pattern: Pattern, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype,
+                   scaling: float | None) -> torch.Tensor:
+    """Attention over K and V that go with the call."""
+    length = pattern.columns.shape[1]  # K/V rows beyond it are those of a static cache, not used yet
+    least = q.shape[2] if pattern.causal or pattern.window else k.shape[2]
+    if not least <= length <= k.shape[2]:
+        raise invalid("attention_mask", f"is for {length} K/V rows", f"{k.shape[2]}, those of the call")
+    if length < k.shape[2]:
+        k, v = k[:, :, :length], v[:, :, :length]
+    queries, keys = _packings(pattern, q.shape[0], q.shape[2])
+    return attend(default_client(), queries, keys, q, k, v, dtype, causal=pattern.causal,
+                  window=pattern.window, softmax_scale=scaling)
+
+
+@functools.lru_cache(maxsize=8)
+def _packings(pattern: Pattern, batch: int, rows: int) -> tuple[Packing, Packing]:
+    """The packings of Q, and of K and V. Padded rows of causal models are not sent. Without causality, the
+    mask may be of other rows than Q's."""
+    k_columns = pattern.columns.expand(batch, -1)
+    q_columns = (k_columns[:, -rows:] if pattern.causal or pattern.window else
+                 torch.ones(batch, rows, dtype=torch.bool, device="cpu"))
+    queries = Packing(q_columns)
+    if torch.equal(q_columns, k_columns):
+        return queries, queries
+    return queries, Packing(k_columns & q_columns.any(1, keepdim=True))
 
 
 def _check_options(dropout: float, others: dict[str, Any]) -> None:
@@ -80,11 +90,11 @@ def _check_options(dropout: float, others: dict[str, Any]) -> None:
 
 def _cached(key: torch.Tensor, value: torch.Tensor) -> tuple[Layer | None, torch.Tensor, torch.Tensor]:
     """The layer of the FlashCoreCache that K and V come from, if any, and their values."""
-    layers = {tensor.content.layer if isinstance(tensor, Rows) else None for tensor in (key, value)}
-    if len(layers) > 1:
+    if isinstance(key, Rows) and isinstance(value, Rows) and key.content.layer is value.content.layer:
+        return key.content.layer, key.content.tensor, value.content.tensor
+    if isinstance(key, Rows) or isinstance(value, Rows):
         raise invalid("cache", "the model takes one of K and V from it", "models that take both")
-    key, value = (tensor.content.tensor if isinstance(tensor, Rows) else tensor for tensor in (key, value))
-    return layers.pop(), key, value
+    return None, key, value
 
 
 def _check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.dtype:
@@ -118,7 +128,13 @@ def _pattern(module: torch.nn.Module, query: torch.Tensor, past: int, cached: bo
     if sliding_window and not causal:
         raise invalid("attention_mask", "None with a bidirectional sliding window", "a mask")
     window = (sliding_window - 1, 0) if sliding_window else None
-    return Pattern(causal, window, torch.ones(batch, past + rows, dtype=torch.bool))
+    return _whole_pattern(causal, window, rows, batch, past + rows)
+
+
+@functools.lru_cache(maxsize=8)
+def _whole_pattern(causal: bool, window: Window | None, rows: int, batch: int, length: int) -> Pattern:
+    """The pattern of a batch without padding."""
+    return Pattern(causal, window, rows, torch.ones(batch, length, dtype=torch.bool, device="cpu"))
 
 
 def _has_window(module: torch.nn.Module) -> bool:
@@ -135,7 +151,7 @@ def _read(attention_mask: torch.Tensor, query: torch.Tensor) -> Pattern:
         raise invalid("attention_mask", f"is a mask {list(attention_mask.shape)} that the model made itself",
                       "[batch, positions], which transformers' create_causal_mask and the like read")
     pattern, batch, rows = attention_mask.pattern, query.shape[0], query.shape[2]
-    if len(pattern.columns) not in (1, batch) or pattern.causal and attention_mask.shape[2] != rows:
-        raise invalid("attention_mask", f"is of {attention_mask.shape[0]} sequences and "
-                      f"{attention_mask.shape[2]} query rows", f"of {batch} and {rows}, those of the call")
-    return Pattern(pattern.causal, pattern.window, pattern.columns.expand(batch, -1))
+    if pattern.columns.shape[0] not in (1, batch) or pattern.causal and pattern.rows != rows:
+        raise invalid("attention_mask", f"is of {len(pattern.columns)} sequences and {pattern.rows} query "
+                      f"rows", f"of {batch} and {rows}, those of the call")
+    return pattern

@@ -1,34 +1,50 @@
 """Caches of flashcore.transformers: the K/V of a generation, on the server."""
 
 import contextlib
-import itertools
 import weakref
-from typing import Any, Iterable, NamedTuple
+from typing import Any, Hashable, Iterable, Literal, NamedTuple
 
 import torch
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
 from . import _transformers_models as _models
-from . import torch as _service
-from ._transformers_mask import RESET, Opaque, Window
-from .client import Client, Sequence, SequenceBatch, default_client
+from ._packing import Packer, Packing
+from ._transformers_mask import RESET, Opaque, Pattern, Window
+from .client import Client, Plan, Sequence, SequenceBatch, default_client
 from .errors import BatchError, FailedPrecondition, invalid
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 class Rows(Opaque):
-    """The K or V of a step on its way from the cache to the attention function. content: a Step."""
+    """The K or V of a step on its way from the cache to the attention function. content: a HandedOver."""
 
     WHY = ("cache", "the model computes with K and V of its cache itself",
            f"models that give them to transformers' attention interface; load the model with "
            f'attn_implementation="{_models.NAME}", or use a DynamicCache')
 
 
-class Step(NamedTuple):
+class HandedOver(NamedTuple):
     layer: "Layer"
     tensor: torch.Tensor
+
+
+class Step:
+    """A step of the layers that have one mask, scale, and shape of Q and of K: what is the same for all."""
+
+    def __init__(self, packing: Packing, plan: Plan[Literal[False]] | None, dtype: torch.dtype,
+                 q: torch.Tensor, k: torch.Tensor) -> None:
+        self._packing, self._plan = packing, plan  # None: all rows are padding
+        self._packer = Packer(packing, dtype, q, k, k)
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Appends K and V and attends, in one request. Returns [batch, rows, heads, head_dim] like q."""
+        if self._plan is None:
+            return q.new_zeros(q.shape[0], q.shape[2], q.shape[1], q.shape[3])
+        query, key, value = self._packer.pack(q, k, v)
+        output = self._plan.run(layer, query.array, key.array, value.array)
+        return self._packing.unpack(output, query, q)
 
 
 class FlashCoreCache(Cache):
@@ -61,6 +77,7 @@ class FlashCoreCache(Cache):
         self._sequences: list[Sequence] = []  # by member of the batch
         self._columns = torch.ones(0, 0, dtype=torch.bool)  # [batch, positions]: those that are no padding
         self._begun: tuple[int, int] | None = None  # positions before a step that has not ended, and its rows
+        self.steps: dict[Hashable, Step] = {}  # of this step, by what they are made of
         super().__init__(layers=[Layer(self, index, option.get("sliding_window"))
                                  for index, option in enumerate(options)])
         weakref.finalize(self, _delete, self._sequences).atexit = False
@@ -159,14 +176,20 @@ class FlashCoreCache(Cache):
 
     def begin(self, layer: int, rows: int) -> None:
         """Notes that a step of `rows` rows has come to a layer."""
-        if len({other.length for other in self.layers[layer:]}) > 1:
-            raise FailedPrecondition("cache: a step before failed between layers; crop(-rows of that step)")
-        self._begun = self.layers[layer].length, rows
+        step = self.layers[layer].length, rows
+        if layer == 0 or step != self._begun:
+            if len({other.length for other in self.layers[layer:]}) > 1:
+                raise FailedPrecondition("cache: a step before failed between layers; crop(-rows of that "
+                                         "step)")
+            self._begun = step
+            self.steps.clear()
 
-    def end(self, layer: int) -> None:
+    def end(self, layer: int, rows: int) -> None:
         """Notes that a layer has done a step."""
+        self.layers[layer].length += rows
         if layer + 1 == len(self.layers):
             self._begun = None
+            self.steps.clear()
 
     def new_columns(self, columns: torch.Tensor, past: int, rows: int) -> torch.Tensor:
         """Notes the columns of the whole cache after a step. Returns those of its `rows` new positions: bool
@@ -181,12 +204,12 @@ class FlashCoreCache(Cache):
         self._columns = columns[:, :past + rows]
         return columns[:, past:past + rows]
 
-    def members(self, key: torch.Tensor) -> list[Sequence]:
-        """The sequences, for K of [batch, kv_heads, rows, head_dim]."""
+    def members(self, key: torch.Tensor, dtype: torch.dtype) -> list[Sequence]:
+        """The sequences, for K of [batch, kv_heads, rows, head_dim]. New ones have this dtype."""
         batch, kv_heads, _, head_dim = key.shape
         device_id = self._sequences[0].device_id if self._sequences else ""
         while len(self._sequences) < batch and self._columns.shape[1] == key.shape[2]:
-            sequence = self.client.create_sequence(len(self.layers), kv_heads, head_dim, dtype=key.dtype,
+            sequence = self.client.create_sequence(len(self.layers), kv_heads, head_dim, dtype=dtype,
                                                    device_id=device_id, idle_timeout=self._idle_timeout)
             self._sequences.append(sequence)
             device_id = sequence.device_id
@@ -232,26 +255,34 @@ class Layer(CacheLayerMixin):
         return self.hand_over(key_states), self.hand_over(value_states)
 
     def hand_over(self, rows: torch.Tensor) -> Rows:
-        return Rows(rows.shape, rows.dtype, rows.device, Step(self, rows))
+        return Rows(rows.shape, rows.dtype, rows.device, HandedOver(self, rows))
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, columns: torch.Tensor,
-               options: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Appends the step's rows and attends, in one request. columns: of the whole cache after the step,
-        bool [batch, positions]. Returns those of the step, and their packed rows [rows, heads, head_dim]."""
-        if options["window"] is None:
-            options = {**options, "window": self._hidden_window(columns, k.shape[2])}
-        columns = self.cache.new_columns(columns, self.length, k.shape[2])
-        sequences = self.cache.members(k)
-        packed = q.new_empty(0)
-        asking = [sequence for sequence, asks in zip(sequences, columns.any(1).tolist()) if asks]
-        if asking:
-            ends = _service.offsets(columns[columns.any(1)])
-            packed = self.cache.client.attend_batch(
-                asking, self._index, *(_service.pack(x, columns) for x in (q, k, v)),
-                cu_seqlens_q=ends, cu_seqlens_k=ends, **options)
-        self.length += k.shape[2]
-        self.cache.end(self._index)
-        return columns, packed
+    def attend(self, pattern: Pattern, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype,
+               scale: float | None) -> torch.Tensor:
+        """Appends the step's rows, rounded to `dtype`, and attends, in one request. pattern: causal, of the
+        whole cache after the step. Returns [batch, rows, heads, head_dim] like q, 0 in padded rows."""
+        cache = self.cache
+        key = pattern, q.shape, k.shape, q.device, dtype, scale, self._window
+        step = cache.steps.get(key)
+        if step is None:
+            step = cache.steps[key] = self._plan(pattern, q, k, dtype, scale)
+        output = step.attend(self._index, q, k, v)
+        cache.end(self._index, k.shape[2])
+        return output
+
+    def _plan(self, pattern: Pattern, q: torch.Tensor, k: torch.Tensor, dtype: torch.dtype,
+              scale: float | None) -> Step:
+        rows, columns = k.shape[2], pattern.columns.expand(len(q), -1)
+        window = pattern.window or self._hidden_window(columns, rows)
+        packing = Packing(self.cache.new_columns(columns, self.length, rows))
+        asking = [(sequence, count)
+                  for sequence, count in zip(self.cache.members(k, dtype), packing.counts) if count]
+        if not asking:
+            return Step(packing, None, dtype, q, k)
+        sequences, counts = zip(*asking)
+        plan = self.cache.client.plan(sequences, num_heads=q.shape[1], query_rows=counts, causal=True,
+                                      window=window, softmax_scale=scale)
+        return Step(packing, plan, dtype, q, k)
 
     def _hidden_window(self, columns: torch.Tensor, rows: int) -> Window | None:
         """For a model like Moshi, whose masks have no window: transformers' cache for its config would drop
@@ -297,27 +328,34 @@ class PackedCache(Cache):
 
     def __init__(self, sequences: Iterable[Sequence], rows: Iterable[int],
                  client: Client | None = None) -> None:
-        self.sequences, self.offsets = list(sequences), [0, *itertools.accumulate(rows)]
+        self.sequences, self.rows = list(sequences), list(rows)
         if not self.sequences:
             raise invalid("sequences", "none", "at least one")
         self.client = client or default_client()
+        self.steps: dict[Hashable, Step] = {}
         super().__init__(layers=[PackedLayer(self, index) for index in range(self.sequences[0].shape[0])])
+
+    def begin(self, layer: int, rows: int) -> None:
+        if layer == 0:
+            self.steps.clear()
+
+    def end(self, layer: int, rows: int) -> None:
+        if layer + 1 == len(self.layers):
+            self.steps.clear()
 
 
 class PackedLayer(Layer):
     """Has no length of its own: each sequence has one."""
 
-    @torch.compiler.disable
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any,
-               **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.hand_over(key_states), self.hand_over(value_states)
-
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, columns: torch.Tensor,
-               options: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        packed = self.cache
-        return columns, packed.client.attend_batch(
-            packed.sequences, self._index, *(_service.pack(x, columns) for x in (q, k, v)),
-            cu_seqlens_q=packed.offsets, cu_seqlens_k=packed.offsets, **options).to(q.device)
+    def _plan(self, pattern: Pattern, q: torch.Tensor, k: torch.Tensor, dtype: torch.dtype,
+              scale: float | None) -> Step:
+        cache, packing = self.cache, Packing(pattern.columns)
+        rows, asked = sum(cache.rows), sum(packing.counts)
+        plan = cache.client.plan(cache.sequences, num_heads=q.shape[1], query_rows=cache.rows, causal=True,
+                                 window=pattern.window, softmax_scale=scale)
+        if rows != asked:
+            raise invalid("rows", f"are {rows} together", f"the {asked} rows of the call")
+        return Step(packing, plan, dtype, q, k)
 
 
 def _delete(sequences: list[Sequence]) -> None:

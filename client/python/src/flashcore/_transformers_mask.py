@@ -75,13 +75,15 @@ class Mask(Opaque):
         return self.content
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Pattern:
-    """The rows that query rows see. The last one is aligned with the last K/V position."""
+    """The rows that query rows see. The last one is aligned with the last K/V position. The layers of a step
+    share it: what is made of it is kept by its identity."""
 
     causal: bool
     window: Window | None
-    columns: torch.Tensor  # bool [batch, positions], in host memory: those that hold tokens and no padding
+    rows: int  # of the query
+    columns: torch.Tensor  # bool [batch or 1, positions], in host memory: those with tokens and no padding
 
 
 @torch.compiler.disable
@@ -123,7 +125,7 @@ def _pattern(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, 
             raise invalid("cache", f"has positions {kv_offset} to {kv_offset + kv_length} for query rows up "
                           f"to {int(q_offset) + q_length}", "FlashCoreCache, DynamicCache, no cache")
         kv_length = length
-    columns = torch.ones(batch_size, kv_length, dtype=torch.bool)
+    columns = torch.ones(batch_size, kv_length, dtype=torch.bool, device="cpu")
     if attention_mask is not None:
         known = attention_mask[..., kv_offset:kv_offset + kv_length].cpu().bool()
         if known.shape != columns.shape:
@@ -134,7 +136,7 @@ def _pattern(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, 
     if window is not None and (runs > 1).any():
         raise invalid("attention_mask", "has padding between tokens",
                       "with a sliding window, padding at the ends")
-    return Pattern(causal, window, columns)
+    return Pattern(causal, window, q_length, columns)
 
 
 def _hides_like(mask_function: Callable[..., Any], left: int, right: int,

@@ -5,14 +5,14 @@
 Inference only: there is no backward pass. Tensors on a GPU are copied to host memory and the result back.
 """
 
-import itertools
 from typing import Any
 
 import torch
 
 from ._arguments import flag, number, optional
+from ._packing import Packing, attend, whole
 from ._terms import SCALES
-from .client import Client, default_client
+from .client import default_client
 from .errors import invalid
 
 
@@ -147,32 +147,7 @@ def _visible_keys(attn_mask: torch.Tensor, query: torch.Tensor, keys: int) -> to
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor | None, causal: bool,
             scale: float | None) -> torch.Tensor:
     """q: [batch, heads, L, head_dim]; k, v: [batch, kv_heads, S, head_dim]; visible: bool [batch, S]."""
-    if visible is None:
-        visible = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device)
-    every = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device)
-    packed = attend_columns(default_client(), q, k, v, every, visible, causal=causal, softmax_scale=scale)
-    return packed.reshape(q.shape[0], q.shape[2], *q.shape[1::2]).transpose(1, 2)
-
-
-def attend_columns(client: Client, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-                   q_columns: torch.Tensor, k_columns: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Attention of the chosen query rows of each member of a batch over its chosen K/V rows, in one request.
-
-    q: [batch, heads, L, head_dim]; k, v: [batch, kv_heads, S, head_dim]; q_columns, k_columns: bool
-    [batch, L] and [batch, S], with at least one query row in each member. options: of Client.attend.
-    Returns the packed rows [rows, heads, head_dim] on q's device.
-    """
-    output = client.attend(pack(q, q_columns), pack(k, k_columns), pack(v, k_columns),
-                           cu_seqlens_q=offsets(q_columns), cu_seqlens_k=offsets(k_columns), **options)
-    return output.to(q.device)
-
-
-def pack(tensor: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """The rows of [batch, heads, rows, head_dim] that bool [batch, rows] chooses, member by member, in host
-    memory: [chosen rows, heads, head_dim]."""
-    return tensor.detach().transpose(1, 2)[columns.to(tensor.device)].cpu()
-
-
-def offsets(columns: torch.Tensor) -> list[int]:
-    """cu_seqlens of bool [batch, rows]."""
-    return [0, *itertools.accumulate(columns.sum(dim=1).tolist())]
+    queries = whole(q.shape[0], q.shape[2])
+    keys = whole(k.shape[0], k.shape[2]) if visible is None else Packing(visible.cpu())
+    return attend(default_client(), queries, keys, q, k, v, q.dtype, causal=causal,
+                  softmax_scale=scale).transpose(1, 2)

@@ -1,0 +1,101 @@
+"""Batches of PyTorch, packed: the rows of all members, one after the other, without padding."""
+
+import functools
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+
+from ._tensors import HostTensor, to_host
+from .client import Client
+
+
+class Packing:
+    """Which rows of tensors [batch, heads, rows, head_dim] are packed.
+
+    columns: bool [batch, rows], in host memory: the rows that are packed.
+    """
+
+    def __init__(self, columns: torch.Tensor) -> None:
+        self.counts: list[int] = columns.sum(1).tolist()  # packed rows of each member
+        self._shape = tuple(columns.shape)
+        # On the device that used them last.
+        self._places = (None if sum(self.counts) == columns.numel() else
+                        columns.flatten().nonzero().flatten())
+
+    def places(self, device: torch.device) -> torch.Tensor | None:
+        """int64 [packed rows], on `device`: numbers among batch * rows. None: all rows are packed."""
+        if self._places is not None and self._places.device != device:
+            self._places = self._places.to(device, non_blocking=device.type == "cuda")
+        return self._places
+
+    def unpack(self, packed: np.ndarray, query: HostTensor, like: torch.Tensor) -> torch.Tensor:
+        """[batch, rows, heads, head_dim] with the dtype and device of `like`: the packed rows [packed rows,
+        heads, head_dim], with elements like those of `query`, and 0 elsewhere. Does not wait for a GPU."""
+        if self._places is None:
+            packed = packed.reshape(*self._shape, *packed.shape[1:])
+        rows: torch.Tensor = query.restore(packed)  # type: ignore[assignment]
+        if not like.is_cpu:  # CUDA has read pageable memory when a copy from it returns
+            rows = rows.to(like.device, non_blocking=like.is_cuda)
+        if rows.dtype != like.dtype:
+            rows = rows.to(like.dtype)
+        places = self.places(rows.device)
+        if places is None:
+            return rows
+        batch, length = self._shape
+        output = rows.new_zeros(batch, length, *rows.shape[1:])
+        output.flatten(0, 1).index_copy_(0, places, rows)
+        return output
+
+
+class Packer:
+    """Packs tensors of the shapes and the device of `like`, for the layers of a step: always into the same
+    memory. dtype: what they are rounded to."""
+
+    def __init__(self, packing: Packing, dtype: torch.dtype, *like: torch.Tensor) -> None:
+        batch, _, rows, head_dim = like[0].shape
+        ends = [0, *itertools.accumulate(tensor.shape[1] for tensor in like)]
+        joined = like[0].new_empty((batch, rows, ends[-1], head_dim), dtype=dtype)
+        self._joined, self._rows = joined.transpose(1, 2), joined.flatten(0, 1)
+        self._places = packing.places(joined.device)
+        self._host = self._rows
+        if not joined.is_cpu or self._places is not None:
+            self._host = torch.empty((sum(packing.counts), ends[-1], head_dim), dtype=dtype, device="cpu")
+        host = to_host("query", self._host)
+        self._packed = [HostTensor(host.array[:, begin:end], host.dtype, host.restore)
+                        for begin, end in zip(ends, ends[1:])]
+
+    def pack(self, *tensors: torch.Tensor) -> list[HostTensor]:
+        """Each tensor as [packed rows, heads, head_dim] in host memory, until the next call. From a GPU, all
+        of them come with one copy, and one wait for it."""
+        torch.cat(tensors, 1, out=self._joined)  # with out, autocast leaves it alone
+        if self._host is not self._rows:
+            self._host.copy_(self._rows if self._places is None else
+                             self._rows.index_select(0, self._places))
+        return self._packed
+
+
+@functools.lru_cache(maxsize=16)
+def whole(batch: int, rows: int) -> Packing:
+    """The packing of a batch without padding."""
+    return Packing(torch.ones(batch, rows, dtype=torch.bool, device="cpu"))
+
+
+def attend(client: Client, queries: Packing, keys: Packing, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+           dtype: torch.dtype, **terms: Any) -> torch.Tensor:
+    """Attention of the packed query rows of each member over its packed K/V rows, in one request.
+
+    q: [batch, heads, L, head_dim]; k, v: [batch, kv_heads, S, head_dim]; they are rounded to `dtype`.
+    queries, keys: the packings of Q, and of K and V; a member without query rows has no K/V rows.
+    terms: those of Client.attend. Returns [batch, L, heads, head_dim] like q, with 0 in the other rows.
+    """
+    rows = [counts for counts in zip(queries.counts, keys.counts) if counts[0]]
+    if not rows:
+        return q.new_zeros(q.shape[0], q.shape[2], q.shape[1], q.shape[3])
+    query, key, value = (Packer(queries, dtype, q, k, v).pack(q, k, v) if queries is keys else
+                         [*Packer(queries, dtype, q).pack(q), *Packer(keys, dtype, k, v).pack(k, v)])
+    ends_q, ends_k = ([0, *itertools.accumulate(counts)] for counts in zip(*rows))
+    output = client.attend(query.array, key.array, value.array, dtype=query.dtype, cu_seqlens_q=ends_q,
+                           cu_seqlens_k=ends_k, **terms)
+    return queries.unpack(output, query, q)
