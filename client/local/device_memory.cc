@@ -34,18 +34,18 @@ Status DeviceMemory::Allocate(Connection* connection, uint64_t bytes, std::strin
 }
 
 Status DeviceMemory::Import(uint64_t bytes, const Connection::Reply& reply) {
-  constexpr uint32_t kRegionId = 1, kBytes = 2, kDeviceUuid = 3;
-  region_id_ = BytesField(reply.result, kRegionId);
+  constexpr uint32_t kIdField = 1, kBytesField = 2, kUuidField = 3;
+  region_id_ = BytesField(reply.result, kIdField);
   if (region_id_.size() != Connection::kRegionIdBytes) {
     return BadReply("a region_id of " + std::to_string(region_id_.size()) + " bytes");
   }
-  const std::string uuid_bytes = BytesField(reply.result, kDeviceUuid);
+  const std::string uuid_bytes = BytesField(reply.result, kUuidField);
   CuUuid uuid = {};
   if (uuid_bytes.size() != sizeof(uuid.bytes)) {
     return BadReply("a device_uuid of " + std::to_string(uuid_bytes.size()) + " bytes");
   }
   std::memcpy(uuid.bytes, uuid_bytes.data(), sizeof(uuid.bytes));
-  bytes_ = NumberField(reply.result, kBytes);
+  bytes_ = NumberField(reply.result, kBytesField);
   if (bytes_ < bytes) {
     return BadReply(std::to_string(bytes_) + " bytes of device memory, for " +
                     std::to_string(bytes));

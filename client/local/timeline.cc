@@ -54,7 +54,7 @@ Status Timelines::Order(CuStream stream, std::string_view* fields) {
   constexpr uint32_t kWait = 4, kWrite = 5;    // CU_STREAM_MEM_OP_{WAIT,WRITE}_VALUE_64
   constexpr uint32_t kWaitGreaterOrEqual = 0;  // CU_STREAM_WAIT_VALUE_GEQ
   constexpr uint32_t kInputsReady = 39, kResultsReady = 40;  // of AttendRequest
-  constexpr uint32_t kRegionId = 1, kOffset = 2, kValue = 3;
+  constexpr uint32_t kRegion = 1, kOffset = 2, kValue = 3;   // of TimelinePoint
   size_t index = 0;
   const Status status = Find(stream, &index);
   if (!status.ok()) return status;
@@ -69,10 +69,12 @@ Status Timelines::Order(CuStream stream, std::string_view* fields) {
   if (result != 0) return driver_->Check(result, "cuStreamBatchMemOp");
   streams_[index].awaited.store(request);
   fields_.Clear();
-  point_.Clear().Bytes(kRegionId, region_id_).Number(kOffset, inputs).Number(kValue, request);
-  fields_.Bytes(kInputsReady, point_.message());
-  point_.Clear().Bytes(kRegionId, region_id_).Number(kOffset, results).Number(kValue, request);
-  fields_.Bytes(kResultsReady, point_.message());
+  const auto add = [&](uint32_t field, uint64_t offset) {
+    point_.Clear().Bytes(kRegion, region_id_).Number(kOffset, offset).Number(kValue, request);
+    fields_.Bytes(field, point_.message());
+  };
+  add(kInputsReady, inputs);
+  add(kResultsReady, results);
   *fields = fields_.message();
   return {};
 }
