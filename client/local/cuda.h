@@ -13,7 +13,7 @@
 
 namespace flashcore::client::local {
 
-// What cuda.h declares of it. Results are CUresult, 0 for success.
+// Types of cuda.h. Results are CUresult, 0 for success.
 using CuContext = void*;
 using CuStream = void*;
 using CuAddress = uint64_t;     // CUdeviceptr

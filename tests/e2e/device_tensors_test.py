@@ -1,5 +1,5 @@
-"""Tensors in memory of the GPU that client and server share, in the order of counters, by a client written from
-the documentation alone. On a fake GPU its memory is a memfd, and the client plays the CUDA stream.
+"""Tensors in memory of the GPU that client and server share, in the order of counters, by a client written
+from the documentation alone. On a fake GPU its memory is a memfd, and the client plays the CUDA stream.
 
     device_tensors_test.py SOCKET   decodes until it is killed
 """
@@ -32,7 +32,8 @@ class DeviceClient(RawClient):
 
     def __init__(self, path, size=2 << 20):
         super().__init__(path)
-        reply = self.exchange(allocate_device_memory=local.LocalAllocateDeviceMemory(bytes=size, device_id="cuda:0"))
+        reply = self.exchange(
+            allocate_device_memory=local.LocalAllocateDeviceMemory(bytes=size, device_id="cuda:0"))
         self.device = reply.allocate_device_memory
         fd = self.received_fds.pop()
         self.device_memory = mmap.mmap(fd, self.device.bytes)
@@ -40,34 +41,42 @@ class DeviceClient(RawClient):
         self.value = 0
 
     def create(self):
-        return self.call("CreateSequence", pb.CreateSequenceRequest(
-            num_layers=1, num_kv_heads=KV_HEADS, head_dim=DIM, dtype=pb.DTYPE_FLOAT16), pb.CreateSequenceResponse).sequence_id
+        request = pb.CreateSequenceRequest(
+            num_layers=1, num_kv_heads=KV_HEADS, head_dim=DIM, dtype=pb.DTYPE_FLOAT16)
+        return self.call("CreateSequence", request, pb.CreateSequenceResponse).sequence_id
+
+    def offset(self, step, name):
+        return step * STEP + NAMES.index(name) * STRIDE
 
     def place(self, step, name, size):
-        return pb.MemoryRange(region_id=self.device.region_id, offset=step * STEP + NAMES.index(name) * STRIDE, bytes=size)
+        return pb.MemoryRange(region_id=self.device.region_id, offset=self.offset(step, name), bytes=size)
 
     def array(self, step, name, dtype, shape):
-        return np.frombuffer(self.device_memory, dtype, np.prod(shape), step * STEP + NAMES.index(name) * STRIDE).reshape(shape)
+        at = self.offset(step, name)
+        return np.frombuffer(self.device_memory, dtype, np.prod(shape), at).reshape(shape)
 
     def submit_step(self, step, sequence_id):
         """Appends a row and attends, once the counter of the inputs has the next value."""
         self.value += 1
         point = dict(region_id=self.region_id, value=self.value)
-        kv = KV_HEADS * DIM * 2
+        q_bytes, kv_bytes = HEADS * DIM * 2, KV_HEADS * DIM * 2
         self.submit(step, pb.AttendRequest(
-            dtype=pb.DTYPE_FLOAT16, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM, layout=pb.LAYOUT_NHD,
-            spans=[pb.Span(query_rows=1, kv_rows=1, sequence_id=sequence_id)], return_lse=True,
-            query_range=self.place(step, "query", HEADS * DIM * 2), key_range=self.place(step, "key", kv),
-            value_range=self.place(step, "value", kv), output_range=self.place(step, "output", HEADS * DIM * 2),
-            lse_range=self.place(step, "lse", LSE_BYTES),
-            inputs_ready=pb.TimelinePoint(offset=INPUTS, **point), results_ready=pb.TimelinePoint(offset=RESULTS, **point)))
+            dtype=pb.DTYPE_FLOAT16, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM,
+            layout=pb.LAYOUT_NHD, return_lse=True,
+            spans=[pb.Span(query_rows=1, kv_rows=1, sequence_id=sequence_id)],
+            query_range=self.place(step, "query", q_bytes), key_range=self.place(step, "key", kv_bytes),
+            value_range=self.place(step, "value", kv_bytes),
+            output_range=self.place(step, "output", q_bytes), lse_range=self.place(step, "lse", LSE_BYTES),
+            inputs_ready=pb.TimelinePoint(offset=INPUTS, **point),
+            results_ready=pb.TimelinePoint(offset=RESULTS, **point)))
 
     def write_inputs(self, step, q, k, v):
         for name, tensor in (("query", q), ("key", k), ("value", v)):
             self.array(step, name, np.float16, tensor.shape)[...] = tensor
 
     def await_results(self, value):
-        wait_until(lambda: self.counter(RESULTS) >= value, lambda: f"results of {value}: {self.counter(RESULTS)}")
+        wait_until(lambda: self.counter(RESULTS) >= value,
+                   lambda: f"results of {value}: {self.counter(RESULTS)}")
 
 
 def decode_until_killed(path):
@@ -124,7 +133,8 @@ class DeviceTensorsTest(unittest.TestCase):
                 client.send_signal(signal.SIGKILL)
                 client.communicate()
                 wait_until(lambda: server.metric("flashcore_device_tensor_bytes") == 0, "the memory is free")
-                wait_until(lambda: before is None or server.open_files() <= before, "the files are closed")
+                wait_until(lambda: before is None or server.open_files() <= before,
+                           "the files are closed")
                 before = server.open_files()
             DeviceClient(server.local)
 
