@@ -69,6 +69,7 @@ Status DeviceMemory::Map(const File& file, const CuUuid& uuid) {
       driver.Check(driver.cuMemAddressReserve(&address_, bytes_, 0, 0, 0), "cuMemAddressReserve");
   if (!status.ok()) return status;
   CuAllocation allocation = 0;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver takes the number as a pointer
   void* const handle = reinterpret_cast<void*>(static_cast<intptr_t>(file.get()));
   status = driver.Check(driver.cuMemImportFromShareableHandle(&allocation, handle, kFileDescriptor),
                         "cuMemImportFromShareableHandle");

@@ -118,9 +118,11 @@ class DeviceTensorsTest(unittest.TestCase):
         with harness.Server(*FLAGS, local=True) as server:
             client = DeviceClient(server.local)
             client.submit_step(0, b"\0" * 16)
-            client.await_results(1)
             _, response = client.receive()
             self.assertEqual(response.status.code, 5, response)  # NOT_FOUND
+            self.assertEqual(client.counter(RESULTS), 0, "until the stream comes so far")
+            client.store(INPUTS, 1)
+            client.await_results(1)
 
     def kill_clients(self, times):
         with harness.Server(*FLAGS, local=True) as server:
