@@ -129,7 +129,7 @@ class Foreign:
 
 
 def content(tensor):
-    """Of a tensor on the fake GPU, as an array that shares its memory but does not keep it."""
+    """An array over the memory of a tensor on the fake GPU; does not keep it."""
     interface = tensor.__cuda_array_interface__
     dtype = np.dtype(interface["typestr"])
     size = int(np.prod(tensor.shape)) * dtype.itemsize
@@ -353,7 +353,7 @@ class DeviceTest(unittest.TestCase):
             self.assertEqual(self.library.in_flight, 1)
         self.assertEqual(self.library.called[-1], ("DeleteSequence", 0))
 
-    # What is refused.
+    # Refused arguments.
 
     def refused(self, pattern, call, *args, kind=flashcore.InvalidArgument, **options):
         with self.assertRaisesRegex(kind, pattern):

@@ -22,7 +22,7 @@ _LEGACY = 1  # __cuda_array_interface__'s number for stream 0
 
 @dataclasses.dataclass(slots=True)
 class DeviceArray:
-    """What the checks of arguments need of a numpy array, and where its elements lie on a GPU."""
+    """Says where a tensor lies on a GPU, with what checks of arguments need of a numpy array."""
 
     address: int
     shape: tuple[int, ...]
