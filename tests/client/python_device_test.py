@@ -350,7 +350,8 @@ class DeviceTest(unittest.TestCase):
     def test_other_calls_on_sequences_wait_for_the_answers(self):
         with self.client.create_sequence(2, HEADS, DIM) as sequence:
             sequence.attend(0, *self.tensors())
-            self.assertEqual(self.library.in_flight, 1)
+            self.client.create_sequence(2, HEADS, DIM)
+            self.assertEqual(self.library.called[-1], ("CreateSequence", 1), "it waits for none")
         self.assertEqual(self.library.called[-1], ("DeleteSequence", 0))
 
     # Refused arguments.

@@ -132,7 +132,7 @@ def _read(name: str, tensor: Any, dtype: str | None) -> HostTensor:
     if _is_torch(tensor):
         if tensor.requires_grad:
             raise invalid(name, "requires a gradient", f"no backward pass: pass {name}.detach()")
-        found, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
+        found, shape = _torch_name(tensor.dtype), tuple(tensor.shape)
         size, address = tensor.element_size(), tensor.data_ptr()
         strides = tuple([stride * size for stride in tensor.stride()])
         restore: Any = functools.partial(to_torch, tensor.device)
@@ -227,6 +227,9 @@ def _is_torch(tensor: Any) -> bool:
 
 def _same(tensor: DeviceTensor) -> DeviceTensor:
     return tensor
+
+
+_torch_name = functools.cache(dtype_name)
 
 
 @functools.lru_cache

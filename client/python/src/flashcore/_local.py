@@ -17,6 +17,8 @@ from ._streams import Streams
 from ._transport import AsyncTransport, BlockingTransport, Config, closed
 from .errors import Cancelled, DeadlineExceeded, Unimplemented, no_thread
 
+_NEW = ("CreateSequence", "HoldLease")  # calls that concern no sequence that exists
+
 
 def _late(method: str) -> DeadlineExceeded:
     return DeadlineExceeded(f"{method}: no answer within the timeout")
@@ -52,7 +54,7 @@ class LocalTransport(BlockingTransport):
         if left <= 0:
             raise _late(method)
         deadline = self.now() + left
-        if on_sequence and self._streams is not None:
+        if on_sequence and self._streams is not None and method not in _NEW:
             self._streams.wait(deadline)  # the server knows no order between a stream and this
         connection = self._connected(deadline)
         if not isinstance(request, Request):

@@ -77,10 +77,10 @@ class Streams:
             raise error
 
     def wait(self, deadline: float) -> None:
-        """Until all requests are answered. Errors are left to raise_earlier."""
+        """Waits until all requests are answered. Errors are left to raise_earlier."""
         for call in list(self._unanswered):
             if not self.connection.wait_for(call, deadline):
-                raise DeadlineExceeded("synchronize: requests on CUDA streams are unanswered at the timeout")
+                raise DeadlineExceeded("requests on CUDA streams are unanswered at the timeout")
         self._sweep()
 
     def close(self, error: Error) -> None:

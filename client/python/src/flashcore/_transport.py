@@ -203,7 +203,7 @@ class _Transport:
                       "--local_device_tensors on this host; else pass tensors in host memory, q.cpu()")
 
     def synchronize(self, deadline: float) -> None:
-        """Until all requests on CUDA streams are answered. Raises the errors of earlier ones."""
+        """Waits until all requests on CUDA streams are answered. Raises the errors of earlier ones."""
 
     def _call(self, method: str) -> Any:
         """The multicallable of a method."""
