@@ -6,7 +6,6 @@ The fake GPU's memory is host memory, so arrays of numpy over it have its conten
 import asyncio
 import collections
 import ctypes
-import gc
 import unittest
 from unittest import mock
 
@@ -314,11 +313,9 @@ class DeviceTest(unittest.TestCase):
         self.client.close()
         with self.assertRaisesRegex(flashcore.FailedPrecondition, "closed"):
             self.client.attend(*self.tensors())
-        gc.collect()
         self.assertEqual(self.library.closed, [])
         content(o)[:] = 0
-        del o
-        gc.collect()
+        del o  # the last reference, without a cycle
         self.assertEqual(self.library.closed, [1])
 
     # Sequences.
@@ -373,7 +370,8 @@ class DeviceTest(unittest.TestCase):
         self.refused("q: has stream 0", attend, Foreign(q.array, stream=0), k, v)
         self.refused("q: is a Foreign that is not read", attend, Foreign(q.array, data=None), k, v)
         sequence = self.client.create_sequence(2, HEADS, DIM)
-        self.refused("k, v: on a GPU", sequence.append, 0, k, v)
+        self.refused("k, v: on a GPU", sequence.append, 0, k, v.array)
+        self.refused("k, v: on a GPU", sequence.load, 0, k.array, v)
 
     def test_wrong_arguments_of_device_empty(self):
         for name, arguments in (("shape", (())), ("shape", (0, 2)), ("shape", 2)):

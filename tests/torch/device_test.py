@@ -1,5 +1,5 @@
-"""CUDA tensors of PyTorch in the Python client, without a GPU: CPU tensors that say they are CUDA tensors, over
-the fakes of tests/client/python_device_test.py."""
+"""CUDA tensors of PyTorch in the Python client, without a GPU: CPU tensors that say they are CUDA tensors,
+over the fakes of tests/client/python_device_test.py."""
 
 import contextlib
 import ctypes
