@@ -120,11 +120,9 @@ class LocalTransport(BlockingTransport):
     async def close(self) -> None:
         self._forget()
         connection, self._connection, self._lease = self._connection, None, None
+        self._streams = None  # its memory stays until its tensors are gone
         if connection is not None and self._process == os.getpid():
             connection.shutdown()
-        if self._streams is not None and self._process == os.getpid():
-            self._streams.close(Cancelled("the client was closed"))
-            self._streams = None
 
 
 class AsyncLocalTransport(AsyncTransport):

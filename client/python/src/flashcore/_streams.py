@@ -83,11 +83,6 @@ class Streams:
                 raise DeadlineExceeded("requests on CUDA streams are unanswered at the timeout")
         self._sweep()
 
-    def close(self, error: Error) -> None:
-        """The connection was shut down: no more answers come. Memory stays until its tensors are gone."""
-        if self._unanswered:
-            self.connection.fail(error)
-
     def attend(self, request: Request, asked: Question, device_id: str, appended: Appended | None,
                deadline: float) -> Attention:
         """Submits a request whose tensors are DeviceArrays. Returns O, or (O, LSE), on the stream of q."""
