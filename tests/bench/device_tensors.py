@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Measures layers of a model whose tensors lie in memory of the server's GPU, submitted ahead in the order of a
-CUDA stream. Needs PyTorch with CUDA, and the generated modules of the contract in PYTHONPATH.
+"""Measures layers of a model whose tensors lie in memory of the server's GPU, submitted ahead in the order
+of a CUDA stream. Needs PyTorch with CUDA, and the generated modules of the contract in PYTHONPATH.
 
     device_tensors.py LIBFLASHCORE_C TARGET
 
-TARGET is "local:/path" of a server with --local_device_tensors --device_tensor_bytes=4GiB --client_kv_bytes=0.
+TARGET is "local:/path" of a server with --local_device_tensors --device_tensor_bytes=4GiB
+--client_kv_bytes=0.
 """
 
 import ctypes
@@ -28,7 +29,8 @@ class Options(ctypes.Structure):
 
 
 class DeviceMemory(ctypes.Structure):
-    _fields_ = [("address", U64), ("bytes", U64), ("ordinal", ctypes.c_int32), ("region_id", ctypes.c_uint8 * 16)]
+    _fields_ = [("address", U64), ("bytes", U64), ("ordinal", ctypes.c_int32),
+                ("region_id", ctypes.c_uint8 * 16)]
 
 
 class Completion(ctypes.Structure):
@@ -43,7 +45,8 @@ class View:
     """FP16 memory of the GPU, for torch.as_tensor."""
 
     def __init__(self, address, shape):
-        self.__cuda_array_interface__ = {"shape": shape, "typestr": "<f2", "data": (address, False), "version": 3}
+        self.__cuda_array_interface__ = {"shape": shape, "typestr": "<f2", "data": (address, False),
+                                         "version": 3}
 
 
 class Client:
@@ -52,7 +55,8 @@ class Client:
         self.library.flashcore_last_error.restype = ctypes.c_char_p
         self.client = ctypes.c_void_p()
         self.check(self.library.flashcore_connect(
-            target.encode(), b"device_tensors", Options(256, 16384, TIMEOUT_NS, 50), ctypes.byref(self.client)))
+            target.encode(), b"device_tensors", Options(256, 16384, TIMEOUT_NS, 50),
+            ctypes.byref(self.client)))
         torch.cuda.set_stream(torch.cuda.Stream())
         self.stream = torch.cuda.current_stream()
         self.memory = DeviceMemory()
@@ -85,8 +89,10 @@ class Client:
 
     def receive(self):
         completion = Completion()
-        self.check(self.library.flashcore_wait(self.client, ctypes.c_int64(TIMEOUT_NS), ctypes.byref(completion)))
-        response = pb.AttendResponse.FromString(ctypes.string_at(completion.response, completion.response_bytes))
+        self.check(self.library.flashcore_wait(self.client, ctypes.c_int64(TIMEOUT_NS),
+                                               ctypes.byref(completion)))
+        response = pb.AttendResponse.FromString(
+            ctypes.string_at(completion.response, completion.response_bytes))
         if response.status.code != 0:
             raise RuntimeError(response.status.message)
         return response
@@ -148,9 +154,11 @@ def decode(client, sequences, layers):
         spans=spans, dtype=pb.DTYPE_FLOAT16, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM,
         layout=pb.LAYOUT_NHD, layer=layer, query_range=query, key_range=key, value_range=value,
         output_range=output).SerializeToString() for layer in range(layers)]
-    measure(client, f"decode, {sequences} sequences of {ROWS} rows, {layers} layers chained, a layer", messages, 50)
+    what = f"decode, {sequences} sequences of {ROWS} rows, {layers} layers chained, a layer"
+    measure(client, what, messages, 50)
     for sequence in ids:
-        client.call("DeleteSequence", pb.DeleteSequenceRequest(sequence_id=sequence), pb.DeleteSequenceResponse)
+        client.call("DeleteSequence", pb.DeleteSequenceRequest(sequence_id=sequence),
+                    pb.DeleteSequenceResponse)
     client.used = used
 
 

@@ -139,16 +139,22 @@ class Call {
   int result_ = kSuccess;
 };
 
-bool Inside(uint64_t start, size_t bytes, uint64_t address) {
-  return address >= start && address - start + sizeof(uint64_t) <= bytes;
+bool Inside(uint64_t start, size_t bytes, uint64_t address, size_t size = sizeof(uint64_t)) {
+  return address >= start && address - start + size <= bytes;
+}
+
+// Whether memory of a GPU is mapped at `address`.
+bool Mapped(uint64_t address, size_t size) {
+  for (const auto& [start, bytes] : driver().maps) {
+    if (Inside(start, bytes, address, size)) return true;
+  }
+  return false;
 }
 
 // Whether a GPU may read and write a number at `address`.
 bool Reachable(uint64_t address) {
   if (address % sizeof(uint64_t) != 0) return false;
-  for (const auto& [start, bytes] : driver().maps) {
-    if (Inside(start, bytes, address)) return true;
-  }
+  if (Mapped(address, sizeof(uint64_t))) return true;
   for (const auto& [data, registration] : driver().registrations) {
     const auto start = reinterpret_cast<uint64_t>(registration.alias);
     if (Inside(start, registration.bytes, address)) return true;
@@ -496,6 +502,29 @@ int cuStreamBatchMemOp_v2(CUstream stream, unsigned count, const MemOp* operatio
   for (unsigned i = 0; i < count; ++i) {
     Enqueue(stream, [operation = operations[i]] { RunMemOp(operation); });
   }
+  return kSuccess;
+}
+
+// The source may be any memory of the process.
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t source, size_t bytes, CUstream stream) {
+  const Call call(__func__);
+  if (call.failed()) return call.result();
+  const int result = FindStream(stream, &stream);
+  if (result != kSuccess) return result;
+  if (!Mapped(to, bytes)) return kInvalidValue;
+  Enqueue(stream, [to, source, bytes] {
+    std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(source), bytes);
+  });
+  return kSuccess;
+}
+
+int cuCtxSynchronize(void) {
+  {
+    const Call call(__func__);
+    if (call.failed()) return call.result();
+    if (current_contexts.empty()) return kInvalidContext;
+  }
+  while (pending > 0) sched_yield();
   return kSuccess;
 }
 

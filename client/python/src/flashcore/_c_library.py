@@ -20,6 +20,11 @@ class Memory(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("bytes", ctypes.c_uint64), ("region_id", ctypes.c_char * 16)]
 
 
+class DeviceMemory(ctypes.Structure):
+    _fields_ = [("address", ctypes.c_uint64), ("bytes", ctypes.c_uint64), ("ordinal", ctypes.c_int32),
+                ("region_id", ctypes.c_uint8 * 16)]
+
+
 class Bytes(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_uint64)]
 
@@ -36,10 +41,12 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # the result's type, then the argume
     "shutdown": (None, _Client),
     "ended": (_Int, _Client),
     "register_memory": (_Int, _Client, _Size, _Int, _Time, ctypes.POINTER(Memory)),
+    "allocate_device_memory": (_Int, _Client, _Size, _Text, _Time, ctypes.POINTER(DeviceMemory)),
     "unregister_memory": (_Int, _Client, _Text),
     "call": (_Int, _Client, _Text, _Text, _Size, _Time, ctypes.POINTER(Bytes)),
     "free": (None, ctypes.POINTER(Bytes)),
     "submit": (_Int, _Client, _Size, _Text, _Size, _Time),
+    "submit_on_stream": (_Int, _Client, _Size, _Text, _Size, _Time, ctypes.c_void_p),
     "poll": (_Int, _Client, ctypes.POINTER(Completion)),
     "wait": (_Int, _Client, _Time, ctypes.POINTER(Completion)),
     "event_fd": (_Int, _Client, ctypes.POINTER(_Int)),
@@ -56,10 +63,12 @@ class CLibrary:
     shutdown: Any
     ended: Any
     register_memory: Any
+    allocate_device_memory: Any
     unregister_memory: Any
     call: Any
     free: Any
     submit: Any
+    submit_on_stream: Any
     poll: Any
     wait: Any
     event_fd: Any

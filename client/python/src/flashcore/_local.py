@@ -13,8 +13,11 @@ from . import _c_library, _messages
 from ._local_connection import BlockingConnection, Call, Connection
 from ._local_memory import Message
 from ._requests import Reply, Request
+from ._streams import Streams
 from ._transport import AsyncTransport, BlockingTransport, Config, closed
-from .errors import Cancelled, DeadlineExceeded, no_thread
+from .errors import Cancelled, DeadlineExceeded, Unimplemented, no_thread
+
+_NEW = ("CreateSequence", "HoldLease")  # calls that concern no sequence that exists
 
 
 def _late(method: str) -> DeadlineExceeded:
@@ -45,11 +48,14 @@ class LocalTransport(BlockingTransport):
         super().__init__(config)
         _c_library.load()
         self._connection: BlockingConnection | None = None
+        self._streams: Streams | None = None  # of the last connection that had any
 
     async def call(self, method: str, request: Any, left: float, on_sequence: bool) -> Any:
         if left <= 0:
             raise _late(method)
         deadline = self.now() + left
+        if on_sequence and self._streams is not None and method not in _NEW:
+            self._streams.wait(deadline)  # the server knows no order between a stream and this
         connection = self._connected(deadline)
         if not isinstance(request, Request):
             reply = _invoke(connection, method, request.SerializeToString(), deadline - self.now())
@@ -78,6 +84,23 @@ class LocalTransport(BlockingTransport):
                                                       deadline - self.now())
             return self._connection
 
+    def streams(self, deadline: float) -> Streams:
+        earlier = self._streams
+        if earlier is not None:
+            if earlier.connection.ended():
+                earlier.wait(deadline)
+            earlier.raise_earlier()
+        connection = self._connected(deadline)
+        with self._lock:
+            if self._streams is None or self._streams.connection is not connection:
+                self._streams = Streams(connection)
+            return self._streams
+
+    def synchronize(self, deadline: float) -> None:
+        if self._streams is not None:
+            self._streams.wait(deadline)
+            self._streams.raise_earlier()
+
     def _attend(self, connection: BlockingConnection, message: Message, deadline: float) -> Reply:
         call = Call(message.block)
         tag = None
@@ -97,6 +120,7 @@ class LocalTransport(BlockingTransport):
     async def close(self) -> None:
         self._forget()
         connection, self._connection, self._lease = self._connection, None, None
+        self._streams = None  # its memory stays until its tensors are gone
         if connection is not None and self._process == os.getpid():
             connection.shutdown()
 
@@ -194,6 +218,10 @@ class AsyncLocalTransport(AsyncTransport):
             connection.abandon(tag, call)
             raise
         return connection.finish(call, message)
+
+    def streams(self, deadline: float) -> Any:
+        raise Unimplemented("flashcore.aio: takes no tensors on a GPU: use flashcore.connect, whose "
+                            "calls with them wait for no GPU, or pass tensors in host memory, q.cpu()")
 
     async def _wait_for(self, call: Call, deadline: float) -> bool:
         """Whether it is done by the deadline."""

@@ -128,6 +128,17 @@ class Connection:
         return [Block(region_id, buffer, offset, size, alone)
                 for offset in range(0, 1 if alone else memory.bytes - size + 1, size)]
 
+    def allocate(self, size: int, device_id: str, left: float) -> Any:
+        """The _c_library.DeviceMemory of a new region of at least `size` bytes."""
+        memory = _c_library.DeviceMemory()
+        self._check(self._library.allocate_device_memory(self._handle, size, device_id.encode(),
+                                                         _nanoseconds(left), memory))
+        return memory
+
+    def unregister(self, region_id: bytes) -> None:
+        """Unmaps a region that nothing uses."""
+        self._check(self._library.unregister_memory(self._handle, region_id))
+
     def give_back(self, block: Block) -> None:
         with self.lock:
             keep = not block.alone or self._idle_bytes + block.size <= _MOST_IDLE_BYTES
@@ -166,13 +177,16 @@ class Connection:
         finally:
             self._library.free(reply)
 
-    def submit(self, call: Call, request: bytes, left: float) -> int | None:
-        """Puts a request into the ring. Returns its tag; None if the ring is full."""
+    def submit(self, call: Call, request: bytes, left: float, stream: int | None = None) -> int | None:
+        """Puts a request into the ring; with a CUDA stream, in its order. Returns its tag; None if the
+        ring is full."""
         with self.lock:
             self._tags += 1
             tag = self._tags
             self._calls[tag] = call
-            code = self._library.submit(self._handle, tag, request, len(request), _nanoseconds(left))
+            arguments = self._handle, tag, request, len(request), _nanoseconds(left)
+            code = (self._library.submit(*arguments) if stream is None else
+                    self._library.submit_on_stream(*arguments, stream))
             if code:
                 del self._calls[tag]
         if code > 0:
@@ -312,11 +326,27 @@ class BlockingConnection(Connection):
                     self.wait(_INTERRUPTIBLE_NS if left > 0.2 else _nanoseconds(left))
             return call.done()
         finally:
-            with self.lock:
-                if receives:
-                    self._received = False
-                if call in self._sleepers:
-                    self._sleepers.remove(call)
-                heir = self._sleepers.popleft() if self._sleepers and not self._received else None
-            if heir is not None:
-                heir.wake()
+            self._stop_receiving(receives, call)
+
+    def take(self) -> None:
+        """Takes the answers that are there, unless another thread receives."""
+        with self.lock:
+            if self._received:
+                return
+            self._received = True
+        try:
+            while self.poll():
+                pass
+        finally:
+            self._stop_receiving(True)
+
+    def _stop_receiving(self, receives: bool, call: Call | None = None) -> None:
+        """This thread no longer waits, for `call`, nor receives: a sleeper does in its place."""
+        with self.lock:
+            if receives:
+                self._received = False
+            if call in self._sleepers:
+                self._sleepers.remove(call)  # type: ignore[arg-type]
+            heir = self._sleepers.popleft() if self._sleepers and not self._received else None
+        if heir is not None:
+            heir.wake()

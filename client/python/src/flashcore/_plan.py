@@ -8,9 +8,11 @@ from numpy.typing import NDArray
 
 from . import _requests
 from ._arguments import choice, integer
+from ._device_tensors import on_device
 from ._requests import Attention
 from ._sequence import Append, Sequence, common_shape
 from ._signatures import L
+from ._streams import Appended
 from ._tensors import HostTensor, Lse, N, T, Tensor
 from ._terms import Terms
 from .errors import LengthMismatch, invalid
@@ -119,6 +121,11 @@ class Plan(Generic[L]):
             tensors = dict(query=query.array, key=key, value=value) if append else dict(query=query.array)
             return _requests.Request(message, tensors)
 
+        asked = _requests.Question(query, step.layout, step.terms)
+        if on_device(query.array, key, value):
+            return await client.on_stream(request(step.appends), asked, deadline, self._shape.device_id,
+                                          Appended(cores, layer, rows))
+
         async def settle(_: LengthMismatch) -> Any:
             return await client.call("Attend", request(False), deadline, repeatable=True, on_sequence=True)
 
@@ -131,7 +138,6 @@ class Plan(Generic[L]):
                     core.lengths[layer] = length
             return reply
 
-        asked = _requests.Question(query, step.layout, step.terms)
         return asked.answer(await client.with_reload(cores, run))
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from . import _messages
 from ._arguments import choice, integers, shown
+from ._device_tensors import is_device, to_device
 from ._tensors import WIRE, HostTensor, Lse, N, T, Tensor, dtype_name, from_float32, to_float32, to_host
 from ._terms import Terms
 from .errors import Internal, invalid
@@ -50,9 +51,9 @@ def kv_dtype_of(number: int) -> str:
 
 
 def to_rows(name: str, tensor: Tensor, layout: str, dtype: str | None = None) -> HostTensor:
-    """A tensor as [rows, heads, head_dim]."""
+    """A tensor as [rows, heads, head_dim]; on a GPU its `array` is a DeviceArray."""
     choice("layout", layout, LAYOUTS)
-    host = to_host(name, tensor, dtype)
+    host = to_device(name, tensor, dtype) if is_device(tensor) else to_host(name, tensor, dtype)
     shape = host.array.shape
     if host.array.ndim != 3 or 0 in (shape[2], shape[1 if layout == "NHD" else 0]):
         wanted = "[rows, heads, head_dim]" if layout == "NHD" else "[heads, rows, head_dim]"

@@ -8,6 +8,7 @@ import numpy as np
 
 from . import _requests
 from ._arguments import UINT64, flag, integer, number, optional, shown, text
+from ._device_tensors import DeviceArray
 from ._requests import Attention
 from ._signatures import AsyncSequenceAttend, typed_as
 from ._tensors import Tensor
@@ -183,6 +184,9 @@ class Sequence:
         layer = int(layer)
         expected_length = optional(integer, "expected_length", expected_length, 0, UINT64)
         key, value = _requests.kv_rows(k, v, layout, self.dtype, (self.num_kv_heads, self.head_dim))
+        if isinstance(key, DeviceArray) or isinstance(value, DeviceArray):
+            raise invalid("k, v", "on a GPU",
+                          "tensors in host memory: pass k.cpu(), v.cpu(); or attend with them")
         rows, deadline = len(key), self.client.deadline(timeout)
         if rows == 0:
             raise invalid("k", f"has shape {list(key.shape)}", "at least one row")

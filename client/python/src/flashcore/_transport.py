@@ -197,6 +197,14 @@ class _Transport:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(transport))
         cls._open_ones.clear()
 
+    def streams(self, deadline: float) -> Any:
+        """The requests on CUDA streams, of which none has failed. Only of local: targets."""
+        raise invalid("target", self._config.target, "with tensors on a GPU 'local:/path', of a server with "
+                      "--local_device_tensors on this host; else pass tensors in host memory, q.cpu()")
+
+    def synchronize(self, deadline: float) -> None:
+        """Waits until all requests on CUDA streams are answered. Raises the errors of earlier ones."""
+
     def _call(self, method: str) -> Any:
         """The multicallable of a method."""
         self.check_here()

@@ -18,9 +18,11 @@ from ._batch import SequenceBatch, create_batch
 from ._coalesce import Coalescer
 from ._local import AsyncLocalTransport
 from ._plan import Plan, plan_of
-from ._requests import Attention
+from ._device_tensors import on_device
+from ._requests import Attention, Question, Request
 from ._sequence import HasSequence, Sequence, common_shape, cores_of, made_options
 from ._signatures import AsyncBatchAttend, AsyncInlineAttend, MakesPlan, typed_as
+from ._streams import Appended, Streams
 from ._tensors import Tensor
 from ._terms import Terms, terms_of
 from ._transport import LOCAL, AsyncTransport, Config, Retry, Tls, Token, seconds_of
@@ -100,6 +102,8 @@ class Client:
         """
         asked = _requests.question(q, layout, dtype, terms_of("Client.attend", return_lse, terms))
         request = _requests.inline_request(asked, k, v, cu_seqlens_q, cu_seqlens_k)
+        if on_device(asked.query.array, request.tensors["key"], request.tensors["value"]):
+            return await self.on_stream(request, asked, self.deadline(timeout))
         return asked.answer(await self.call("Attend", request, self.deadline(timeout), repeatable=True))
 
     @typed_as(AsyncBatchAttend)
@@ -216,6 +220,21 @@ class Client:
         plan, query, key, value = plan_of(self, cores, layer, q, k, v, cu_seqlens_q, cu_seqlens_k, terms,
                                           layout)
         return await plan.step(int(layer), query, key, value, timeout)
+
+    async def on_stream(self, request: Request, asked: Question, deadline: float, device_id: str = "",
+                        appended: Appended | None = None) -> Attention:
+        """Attention over tensors on a GPU, submitted in the order of q's stream."""
+        return (await self.streams(deadline)).attend(request, asked, device_id, appended, deadline)
+
+    async def streams(self, deadline: float) -> Streams:
+        """Raises an error of an earlier request on a stream."""
+        if self.config.target.startswith(LOCAL):
+            await self.known_info(deadline)  # the first connection is tried until the deadline
+        found: Streams = self._transport.streams(deadline)
+        return found
+
+    def synchronize(self, deadline: float) -> None:
+        self._transport.synchronize(deadline)
 
     async def call(self, method: str, request: Any, deadline: float, *, repeatable: bool = False,
                    on_sequence: bool = False, unsure: bool = False,

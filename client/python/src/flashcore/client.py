@@ -13,6 +13,7 @@ from ._arguments import shown
 from ._batch import Layer
 from ._local import LocalTransport
 from ._sequence import HasSequence
+from ._streams import empty
 from ._signatures import BatchAttend, InlineAttend, L, MakesPlan, SequenceAttend, SequencesAttend, typed_as
 from ._tensors import Lse, N, T, Tensor
 from ._transport import LOCAL, BlockingTransport, Config, Retry, Tls, Token
@@ -138,6 +139,29 @@ class Client:
     open_sequence = _makes_sequence(aio.Client.open_sequence)
     list_sequences = _blocking(aio.Client.list_sequences)
     server_info = _blocking(aio.Client.server_info)
+
+    def synchronize(self, *, timeout: float | None = None) -> None:
+        """Waits until every request with tensors on a GPU is answered: its results are then written, whatever
+        the stream does. Raises the error of one that failed, as the next call with such tensors would.
+        DeadlineExceeded after the timeout."""
+        self.core.synchronize(self.core.deadline(timeout))
+
+    def device_empty(self, shape: Iterable[SupportsIndex], dtype: Any = "float16", *, stream: int = 0,
+                     device_id: str = "", timeout: float | None = None) -> Any:
+        """A tensor of undefined content in memory of the server's GPU, which requests use in place. Over
+        "local:/path", of a server with --local_device_tensors.
+
+        dtype: float16, bfloat16 or float32. One of PyTorch, such as torch.float16, makes a torch.Tensor for
+        PyTorch's current stream; a name or a dtype of numpy makes a DeviceTensor for `stream`, a CUstream
+        as an int, 0 the legacy default stream. device_id: Sequence.device_id of sequences on another GPU
+        than the server's first.
+
+        When nobody has the tensor any more, its memory is used again in the order of that stream: before, let
+        the stream wait for work on the tensor in other streams. Raises an error of an earlier request, too;
+        ResourceExhausted at --device_tensor_bytes, Unimplemented if the server shares no GPU.
+        """
+        deadline = self.core.deadline(timeout)
+        return empty(run(self.core.streams(deadline)), shape, dtype, stream, device_id, deadline)
 
     @typed_as(MakesPlan["Plan[Literal[False]]", "Plan[Literal[True]]", "Plan[bool]"])
     @functools.wraps(aio.Client.plan)
