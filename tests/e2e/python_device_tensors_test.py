@@ -157,7 +157,7 @@ class DeviceTensorsTest(unittest.TestCase):
     def test_full_memory_is_given_back(self):
         with self.connect() as client:
             for stream in (self.stream, self.new_stream(), self.new_stream()):  # more than fits together
-                tensor = client.device_empty((20 << 20,), stream=stream)
+                tensor = client.device_empty((10 << 20,), stream=stream)
                 del tensor
 
     def test_a_server_that_shares_no_gpu(self):
