@@ -13,7 +13,7 @@
 
 namespace flashcore::client::local {
 
-// What cuda.h declares of it. Results are CUresult, 0 for success.
+// Types of cuda.h. Results of the driver's functions are CUresult, 0 for success.
 using CuContext = void*;
 using CuStream = void*;
 using CuAddress = uint64_t;     // CUdeviceptr
@@ -55,7 +55,8 @@ struct CudaDriver {
   int (*cuDevicePrimaryCtxRelease)(int device);
   int (*cuCtxPushCurrent)(CuContext context);
   int (*cuCtxPopCurrent)(CuContext* context);
-  int (*cuMemImportFromShareableHandle)(CuAllocation* allocation, void* handle, int type);
+  // `file` is a void* in cuda.h.
+  int (*cuMemImportFromShareableHandle)(CuAllocation* allocation, intptr_t file, int type);
   int (*cuMemAddressReserve)(CuAddress* address, size_t bytes, size_t alignment, CuAddress hint,
                              uint64_t flags);
   int (*cuMemAddressFree)(CuAddress address, size_t bytes);

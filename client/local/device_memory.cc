@@ -69,9 +69,9 @@ Status DeviceMemory::Map(const File& file, const CuUuid& uuid) {
       driver.Check(driver.cuMemAddressReserve(&address_, bytes_, 0, 0, 0), "cuMemAddressReserve");
   if (!status.ok()) return status;
   CuAllocation allocation = 0;
-  void* const handle = reinterpret_cast<void*>(static_cast<intptr_t>(file.get()));
-  status = driver.Check(driver.cuMemImportFromShareableHandle(&allocation, handle, kFileDescriptor),
-                        "cuMemImportFromShareableHandle");
+  status =
+      driver.Check(driver.cuMemImportFromShareableHandle(&allocation, file.get(), kFileDescriptor),
+                   "cuMemImportFromShareableHandle");
   if (!status.ok()) return status;
   status = driver.Check(driver.cuMemMap(address_, bytes_, 0, allocation, 0), "cuMemMap");
   mapped_ = status.ok();

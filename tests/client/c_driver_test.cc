@@ -1,5 +1,5 @@
-// The C interface where there is no driver of a GPU, and where it is too old. What the clients find
-// is set by CMakeLists.txt.
+// The C interface where there is no driver of a GPU, and where it is too old. CMakeLists.txt sets
+// the path where the library looks for one.
 #include <atomic>
 #include <string>
 
