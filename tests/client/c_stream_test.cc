@@ -132,7 +132,7 @@ class CStreamTest : public CDeviceTest {
 };
 
 TEST_F(CStreamTest, ALayerUsesTheOneBeforeAndTheHostWaitsForNone) {
-  constexpr int kLayers = 60;
+  constexpr int kLayers = 40;
   Start();
   Gate gate(stream_);
   for (int i = 0; i < kLayers; ++i) {
@@ -304,14 +304,18 @@ TEST_F(CStreamTest, WhatTheDriverRefusesIsNotSubmitted) {
   for (const std::string function :
        {"cuStreamIsCapturing", "cuStreamGetId", "cuStreamBatchMemOp"}) {
     fake_cuda_fail(function.c_str(), 0, 999);
-    EXPECT_EQ(SubmitOn(stream_, 1), kInternal);
+    EXPECT_EQ(SubmitOn(stream_, 1), kInternal) << function;
     EXPECT_EQ(flashcore_last_error(), function + ": unknown error");
   }
-  EXPECT_EQ(server_.submitted(), 1u);
-  Query(2) = 9;
-  ASSERT_EQ(SubmitOn(stream_, 2), FLASHCORE_OK);
   EXPECT_EQ(cuStreamSynchronize(stream_), 0);
-  EXPECT_EQ(Output(2), 9u);
+  EXPECT_EQ(server_.submitted(), 1u);
+  Gate gate(stream_);
+  Step(stream_, 2);
+  ASSERT_EQ(SubmitOn(stream_, 2), FLASHCORE_OK);
+  WaitFor([&] { return server_.taken() == 2; });
+  gate.Open();
+  EXPECT_EQ(cuStreamSynchronize(stream_), 0);
+  EXPECT_EQ(Output(2), 1u) << "the request waits for its own inputs";
   EXPECT_EQ(Complete(2), 0);
 }
 
@@ -376,7 +380,7 @@ TEST_F(CStreamTest, TheDefaultStreamNeedsACurrentContext) {
 TEST_F(CStreamTest, CountersOfAStreamWithoutRequestsServeAnother) {
   constexpr int kStreams = 64;
   Start(/*slots=*/128);
-  for (int i = 0; i < 2 * kStreams; ++i) {  // one after the other
+  for (int i = 0; i <= kStreams; ++i) {  // one after the other
     CUstream stream = nullptr;
     ASSERT_EQ(cuStreamCreate(&stream, 1), 0);
     Query(0) = static_cast<uint64_t>(i);
@@ -386,19 +390,29 @@ TEST_F(CStreamTest, CountersOfAStreamWithoutRequestsServeAnother) {
     EXPECT_EQ(cuStreamDestroy_v2(stream), 0);
     EXPECT_EQ(Complete(0), 0);
   }
-  std::vector<std::unique_ptr<Gate>> gates;
-  for (int i = 0; i < kStreams; ++i) {
-    gates.push_back(std::make_unique<Gate>(NewStream()));
-    ASSERT_EQ(SubmitOn(streams_.back(), 0), FLASHCORE_OK) << flashcore_last_error();
-  }
-  EXPECT_EQ(SubmitOn(stream_, 1), kResourceExhausted);
-  EXPECT_THAT(flashcore_last_error(), HasSubstr("64 other streams"));
-  gates[5]->Open();
+}
+
+TEST_F(CStreamTest, CountersServeNoOtherWhileARequestOrItsStreamUsesThem) {
+  Start(/*slots=*/128);
+  ASSERT_EQ(SubmitOn(stream_, 0), FLASHCORE_OK);
   EXPECT_EQ(Complete(0), 0);
-  Query(1) = 7;
-  EXPECT_EQ(SubmitOn(stream_, 1), FLASHCORE_OK) << flashcore_last_error();
+  Gate gate(stream_);  // the stream has still to write that its inputs are ready
+  ASSERT_EQ(SubmitOn(stream_, 1, /*timeout_ns=*/1'000'000), FLASHCORE_OK);
+  EXPECT_EQ(Complete(1), kDeadlineExceeded);
+  server_.Hold(true);
+  for (int i = 2; i <= 64; ++i) {
+    ASSERT_EQ(SubmitOn(NewStream(), i), FLASHCORE_OK) << flashcore_last_error();
+  }
+  CUstream const other = NewStream();
+  EXPECT_EQ(SubmitOn(other, 65), kResourceExhausted);
+  EXPECT_THAT(flashcore_last_error(), HasSubstr("64 other streams"));
+  gate.Open();
   EXPECT_EQ(cuStreamSynchronize(stream_), 0);
-  EXPECT_EQ(Output(1), 7u);
+  Query(65) = 7;
+  EXPECT_EQ(SubmitOn(other, 65), FLASHCORE_OK) << flashcore_last_error();
+  server_.Hold(false);
+  EXPECT_EQ(cuStreamSynchronize(other), 0);
+  EXPECT_EQ(Output(65), 7u);
 }
 
 TEST_F(CStreamTest, BadArgumentsSubmitNothing) {

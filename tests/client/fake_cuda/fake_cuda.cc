@@ -485,10 +485,10 @@ int cuStreamIsCapturing(CUstream stream, int* state) {
   return result;
 }
 
+// A call that fails leaves its first operation behind: callers must expect that it did a part.
 int cuStreamBatchMemOp_v2(CUstream stream, unsigned count, const MemOp* operations,
                           unsigned flags) {
   const Call call(__func__);
-  if (call.failed()) return call.result();
   const int result = FindStream(stream, &stream);
   if (result != kSuccess) return result;
   if (flags != 0 || count > 256) return kInvalidValue;
@@ -499,10 +499,10 @@ int cuStreamBatchMemOp_v2(CUstream stream, unsigned count, const MemOp* operatio
     }
     if (operation.flags != 0 || !Reachable(operation.address)) return kInvalidValue;
   }
-  for (unsigned i = 0; i < count; ++i) {
+  for (unsigned i = 0; i < (call.failed() ? 1 : count); ++i) {
     Enqueue(stream, [operation = operations[i]] { RunMemOp(operation); });
   }
-  return kSuccess;
+  return call.result();
 }
 
 // The source may be any memory of the process.
