@@ -178,7 +178,9 @@ void CheckClientRequest(const v1::AttendRequest& message) {
   if (!request.has_value() || !FitsClient(*request)) return;
   v1::AttendRequest want = message;
   want.DiscardUnknownFields();
-  want.clear_timeout_ns();  // only a stream sets it
+  want.clear_timeout_ns();    // only a stream sets it
+  want.clear_inputs_ready();  // which this client leaves out
+  want.clear_results_ready();
   ClearTensors(&want);
   if (!HasBound(message.mask()) && message.mask().kind() == v1::Mask::KIND_NONE) want.clear_mask();
   PlaceTensors(message, &*request, &want);

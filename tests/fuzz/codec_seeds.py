@@ -110,6 +110,14 @@ def nested(depth: int) -> bytes:
 TENSORS = ("query", "key", "value", "output", "lse")
 
 
+def timed(inputs: int = 8, results: int = 4088, region: bytes = REGION) -> "pb.AttendRequest":
+    """small() with counters at these offsets."""
+    request = shared(*TENSORS)
+    for point, offset in ((request.inputs_ready, inputs), (request.results_ready, results)):
+        point.region_id, point.offset, point.value = region, offset, 1 << 63
+    return request
+
+
 def shared_memory_seeds() -> dict:
     """Requests with ranges."""
     both = shared("query")
@@ -124,7 +132,9 @@ def shared_memory_seeds() -> dict:
                 "unknown_region": shared("value", region=b"0123456789abcdef"),
                 "read_only_region": shared(*TENSORS, region=b"odd"),
                 "no_region": shared("lse", region=b""), "with_its_tensor": both,
-                "no_lse": no_lse, "no_spans": empty}
+                "no_lse": no_lse, "no_spans": empty,
+                "timed": timed(), "timed_unaligned": timed(inputs=4), "timed_beyond": timed(results=4096),
+                "timed_far": timed(results=1 << 63), "timed_no_region": timed(region=b"")}
     return {f"shared_{name}": (ATTEND, 0, 0, message.SerializeToString())
             for name, message in messages.items()}
 
@@ -207,7 +217,7 @@ def message_seeds() -> dict:
 
 def seeds() -> dict:
     """The inputs by name."""
-    require_all_fields([attend(), shared(*TENSORS), load(), load_ranges(), response(), failed(),
+    require_all_fields([attend(), shared(*TENSORS), timed(), load(), load_ranges(), response(), failed(),
                         streamed()])
     inputs = {**message_seeds(), **shared_memory_seeds()}
     return {name: bytes(how) + message for name, (*how, message) in inputs.items()}

@@ -46,12 +46,19 @@ bool HasMeaning(const v1::AttendRequest& request) {
   const auto range_ok = [](bool has, const v1::MemoryRange& range, const std::string& tensor) {
     return !has || (range.region_id() == Shared().id && tensor.empty());
   };
+  const auto point_ok = [](bool has, const v1::TimelinePoint& point) {
+    constexpr uint64_t kBytes = 8;  // of a counter
+    return !has || (point.region_id() == Shared().id && point.offset() % kBytes == 0 &&
+                    point.offset() <= Shared().region->bytes() - kBytes);
+  };
   return HasKnownEnums(request) && (IsWindow(request.mask()) || !HasBound(request.mask())) &&
          range_ok(request.has_query_range(), request.query_range(), request.query()) &&
          range_ok(request.has_key_range(), request.key_range(), request.key()) &&
          range_ok(request.has_value_range(), request.value_range(), request.value()) &&
          range_ok(request.has_output_range(), request.output_range(), "") &&
-         range_ok(request.has_lse_range(), request.lse_range(), "");
+         range_ok(request.has_lse_range(), request.lse_range(), "") &&
+         point_ok(request.has_inputs_ready(), request.inputs_ready()) &&
+         point_ok(request.has_results_ready(), request.results_ready());
 }
 
 // Checks what the request asks of attention, and clears it in `*want`.
@@ -74,6 +81,13 @@ void AddRange(const server::MemoryRange& range, v1::MemoryRange* out) {
   out->set_region_id(Shared().id);
   out->set_offset(range.offset);
   out->set_bytes(range.bytes);
+}
+
+void AddPoint(const server::TimelinePoint& point, v1::TimelinePoint* out) {
+  Require(point.region == Shared().region, "region_id of a point");
+  out->set_region_id(Shared().id);
+  out->set_offset(point.offset);
+  out->set_value(point.value);
 }
 
 // For a name that is no id, only the number of bytes is kept.
@@ -108,6 +122,8 @@ v1::AttendRequest ToMessage(const server::AttendRequest& request) {
   if (ranges[server::kValue].region) AddRange(ranges[server::kValue], out.mutable_value_range());
   if (ranges[server::kOutput].region) AddRange(ranges[server::kOutput], out.mutable_output_range());
   if (ranges[server::kLse].region) AddRange(ranges[server::kLse], out.mutable_lse_range());
+  if (request.inputs_ready.region) AddPoint(request.inputs_ready, out.mutable_inputs_ready());
+  if (request.results_ready.region) AddPoint(request.results_ready, out.mutable_results_ready());
   return out;
 }
 
@@ -134,11 +150,12 @@ bool HasKnownEnums(const v1::AttendRequest& request) {
 
 void StartValueChecks() {
   Shared();
-  RequireFields(v1::AttendRequest::descriptor(),
-                {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 32, 33, 34, 35, 36, 37, 38});
+  RequireFields(v1::AttendRequest::descriptor(), {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 13,
+                                                  14, 15, 32, 33, 34, 35, 36, 37, 38, 39, 40});
   RequireFields(v1::Span::descriptor(), {1, 2, 3, 4});
   RequireFields(v1::Mask::descriptor(), {1, 2, 3});
   RequireFields(v1::MemoryRange::descriptor(), {1, 2, 3});
+  RequireFields(v1::TimelinePoint::descriptor(), {1, 2, 3});
   RequireFields(v1::AttendResponse::descriptor(), {1, 2, 3, 4, 5, 6});
   RequireFields(v1::Status::descriptor(), {1, 2, 3});
   RequireFields(v1::Timing::descriptor(), {1, 2, 3, 4, 5, 6});
