@@ -40,15 +40,16 @@ struct RowBlock {
 };
 
 // Joins copies that follow each other on both sides, in one piece of host memory: CUDA refuses a
-// copy of two that were registered one by one, also when they are neighbours. The first error ends
-// it. Not thread-safe.
+// copy of two that were registered one by one, also when they are neighbours. A tensor whose two
+// sides are one, since it is on the device already, is not copied. The first error ends it. Not
+// thread-safe.
 class CopyQueue {
  public:
   CopyQueue(cudaMemcpyKind kind, cudaStream_t stream) : kind_(kind), stream_(stream) {}
 
   // `region`: what the host's side lies in; null: the staging memory.
   void Add(const SharedRegion* region, std::byte* to, const std::byte* from, size_t bytes) {
-    if (bytes == 0) return;
+    if (bytes == 0 || to == from) return;
     if (region != region_ || to != to_ + bytes_ || from != from_ + bytes_) {
       Flush();
       region_ = region;
@@ -61,7 +62,7 @@ class CopyQueue {
   // `to` and `from`: the starts of the tensor.
   void Add(const SharedRegion* region, const RowBlock& block, std::byte* to,
            const std::byte* from) {
-    if (block.width == 0) return;
+    if (block.width == 0 || to == from) return;
     if (block.height == 1) return Add(region, to + block.offset, from + block.offset, block.width);
     Flush();
     if (error_ != cudaSuccess) return;

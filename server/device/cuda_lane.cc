@@ -256,22 +256,16 @@ void CudaLane::AddInputsOfPart(const PlacedOperation& placed, CopyQueue* copies)
   const AttendRequest& request = placed.operation->request;
   const TensorAddresses to = tensors.InBlocks(placed.inputs, placed.results);
   const auto in_block = [&](const std::byte* at) { return placed.inputs + (at - placed.inputs); };
-  if (!tensors.on_device(kQuery)) {
-    for (const kernels::Span& span : spans_) {
-      copies->Add(tensors.region(kQuery), RowsOfPart(span, span.row_stride, span.head_stride),
-                  in_block(span.query), tensors.query() + (span.query - to.query));
-    }
+  for (const kernels::Span& span : spans_) {
+    copies->Add(tensors.region(kQuery), RowsOfPart(span, span.row_stride, span.head_stride),
+                in_block(span.query), tensors.query() + (span.query - to.query));
   }
   const auto reads_inline = [](const kernels::Span& span) {
     return span.kv.pages == nullptr && span.kv.rows > 0;
   };
   if (launch_->appends.empty() && std::none_of(spans_.begin(), spans_.end(), reads_inline)) return;
-  if (!tensors.on_device(kKey)) {
-    copies->Add(tensors.region(kKey), in_block(to.key), tensors.key(), request.key_bytes);
-  }
-  if (!tensors.on_device(kValue)) {
-    copies->Add(tensors.region(kValue), in_block(to.value), tensors.value(), request.value_bytes);
-  }
+  copies->Add(tensors.region(kKey), in_block(to.key), tensors.key(), request.key_bytes);
+  copies->Add(tensors.region(kValue), in_block(to.value), tensors.value(), request.value_bytes);
 }
 
 // The query rows of a span that the part computes.
@@ -414,13 +408,10 @@ absl::Status CudaLane::CopyResults() {
 void CudaLane::AddResultsOfPart(const PlacedOperation& placed, CopyQueue* copies) const {
   const AttendTensors& tensors = placed.operation->tensors;
   const TensorAddresses from = tensors.InBlocks(placed.inputs, placed.results);
-  if (!tensors.on_device(kOutput)) {
-    for (const kernels::Span& span : spans_) {
-      copies->Add(tensors.region(kOutput), RowsOfPart(span, span.row_stride, span.head_stride),
-                  tensors.output() + (span.output - from.output), span.output);
-    }
+  for (const kernels::Span& span : spans_) {
+    copies->Add(tensors.region(kOutput), RowsOfPart(span, span.row_stride, span.head_stride),
+                tensors.output() + (span.output - from.output), span.output);
   }
-  if (tensors.on_device(kLse)) return;
   constexpr int64_t kBytes = sizeof(float);
   for (const kernels::Span& span : spans_) {
     if (span.lse == nullptr) continue;

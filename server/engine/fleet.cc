@@ -110,11 +110,11 @@ absl::StatusOr<size_t> Fleet::DeviceFor(const AttendRequest& request) {
   return chosen.has_value() ? *chosen : LeastLoaded();
 }
 
-absl::StatusOr<Fleet::DeviceMemory> Fleet::AllocateShared(absl::string_view device_id,
-                                                          size_t bytes) {
+absl::StatusOr<Device::SharedMemory> Fleet::AllocateShared(absl::string_view device_id,
+                                                           size_t bytes) {
   const absl::StatusOr<size_t> device = device_id.empty() ? size_t{0} : DeviceNamed(device_id);
   if (!device.ok()) return device.status();
-  absl::StatusOr<DeviceMemory> memory = engines_[*device]->device().AllocateShared(bytes);
+  absl::StatusOr<Device::SharedMemory> memory = engines_[*device]->device().AllocateShared(bytes);
   if (memory.ok()) memory->region->set_device(static_cast<int>(*device));
   return memory;
 }

@@ -62,8 +62,7 @@ class Fleet {
 
   // Device::AllocateShared on the device named `device_id`, or the first if it is empty;
   // INVALID_ARGUMENT if there is none.
-  using DeviceMemory = Device::SharedMemory;
-  absl::StatusOr<DeviceMemory> AllocateShared(absl::string_view device_id, size_t bytes);
+  absl::StatusOr<Device::SharedMemory> AllocateShared(absl::string_view device_id, size_t bytes);
 
   // A new lease of `identity`, on all devices. The fleet outlives it.
   ClientLease OpenLease(const Identity& identity);
