@@ -180,6 +180,8 @@ absl::Status CudaDevice::ProbeL2() const {
                        {"us_between_without_window", probe->between.without_window},
                        {"us_beside_with_window", probe->beside.with_window},
                        {"us_beside_without_window", probe->beside.without_window},
+                       {"us_cold_with_window", probe->cold.with_window},
+                       {"us_cold_without_window", probe->cold.without_window},
                        {"window", objection.empty()}});
   if (objection.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("the window does not pay: reading ",
@@ -242,6 +244,13 @@ StagingPool::Allocator CudaDevice::staging_allocator() {
 
 KvMemory CudaDevice::kv_memory() const {
   return {static_cast<std::byte*>(memory_->arena.get()), memory_->arena_bytes, hot_bytes_};
+}
+
+absl::Status CudaDevice::Stage(int lane, const Launch& launch) {
+  const auto kernel = KernelFor(launch.geometry());
+  if (!kernel.ok()) return kernel.status();
+  if (absl::Status status = Select(); !status.ok()) return status;
+  return lanes_[lane]->Stage(**kernel, kv_memory().base, launch);
 }
 
 absl::Status CudaDevice::Dispatch(int lane, const Launch& launch) {

@@ -63,6 +63,7 @@ class CudaDevice final : public Device {
   const std::vector<const kernels::Kernel*>& kernels() const override { return kernels_; }
   StagingPool::Allocator staging_allocator() override;  // of memory that Create took
   KvMemory kv_memory() const override;
+  absl::Status Stage(int lane, const Launch& launch) override;
   absl::Status Dispatch(int lane, const Launch& launch) override;
   absl::Status Complete(int lane) override;
   absl::Status CopyPages(int lane, int64_t page_bytes,

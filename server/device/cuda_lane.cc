@@ -79,8 +79,31 @@ absl::Status CudaLane::SetL2Window(std::byte* base, size_t bytes) const {
   return status;
 }
 
-absl::Status CudaLane::Dispatch(const kernels::Kernel& kernel, const std::byte* arena,
-                                const Launch& launch) {
+absl::Status CudaLane::Stage(const kernels::Kernel& kernel, const std::byte* arena,
+                             const Launch& launch) {
+  if (!can_stage_) return absl::UnimplementedError("the driver captures no launches");
+  Begin(kernel, arena, launch);
+  absl::Status status = PlaceOperations();
+  if (status.ok()) status = PackLists();
+  if (status.ok() && !(pending_.empty() && unplaced_.operations.empty())) {
+    status = absl::UnimplementedError("the launch has several passes");
+  }
+  if (status.ok()) status = UploadLists();
+  if (!status.ok()) return status;
+  captures_ = true;
+  status = graph_.Make(stream(), [this] {
+    absl::Status enqueued = Record(kStart);
+    if (enqueued.ok()) enqueued = CopyInputs();
+    return enqueued.ok() ? EnqueueWork() : enqueued;
+  });
+  captures_ = false;
+  can_stage_ = status.ok();
+  return status;
+}
+
+void CudaLane::Begin(const kernels::Kernel& kernel, const std::byte* arena, const Launch& launch) {
+  lists_.Rewind(0);  // of a launch that was staged, and not dispatched
+  for (AttendOperation* operation : launch.operations) operation->raised_by_device = false;
   kernel_ = &kernel;
   launch_ = &launch;
   spans_.clear();
@@ -90,8 +113,18 @@ absl::Status CudaLane::Dispatch(const kernels::Kernel& kernel, const std::byte* 
   placed_.clear();
   pending_ = {launch.copies, {}, {}};
   times_ = {};
+}
 
-  absl::Status status = EnqueuePass();
+absl::Status CudaLane::Dispatch(const kernels::Kernel& kernel, const std::byte* arena,
+                                const Launch& launch) {
+  absl::Status status;
+  if (launch.staged) {
+    status = graph_.Launch(stream());
+    if (status.ok()) status = Record(kDone);
+  } else {
+    Begin(kernel, arena, launch);
+    status = EnqueuePass();
+  }
   while (status.ok() && !(placed_.empty() && unplaced_.operations.empty())) {
     status = CompletePass();
     if (status.ok()) status = EnqueuePass();
@@ -144,10 +177,18 @@ bool CudaLane::IsDirect() const {
 
 absl::Status CudaLane::EnqueuePass() {
   absl::Status status = Record(kStart);
-  if (status.ok() && placed_.empty()) status = PlaceOperations();
+  if (status.ok() && placed_.empty()) {
+    status = PlaceOperations();
+    if (status.ok()) status = CopyInputs();
+  }
   if (status.ok()) status = PackLists();
   if (status.ok()) status = UploadLists();
-  if (status.ok()) status = LaunchCopies(launch_->page_layout().page_bytes());
+  if (status.ok()) status = EnqueueWork();
+  return status.ok() ? Record(kDone) : status;
+}
+
+absl::Status CudaLane::EnqueueWork() {
+  absl::Status status = LaunchCopies(launch_->page_layout().page_bytes());
   if (status.ok()) status = LaunchAppends();
   if (status.ok()) status = Record(kCopied);
   if (status.ok()) status = LaunchAttention();
@@ -157,7 +198,7 @@ absl::Status CudaLane::EnqueuePass() {
     if (status.ok()) status = RaiseResultsReady();
     placed_.clear();
   }
-  return status.ok() ? Record(kDone) : status;
+  return status;
 }
 
 absl::Status CudaLane::CompletePass() {
@@ -176,8 +217,7 @@ absl::Status CudaLane::CompletePass() {
   return status;
 }
 
-// Places as many operations as have room for their tensors, and enqueues the copies of their
-// inputs.
+// Places as many operations as have room for their tensors.
 absl::Status CudaLane::PlaceOperations() {
   placed_appends_.clear();
   kernels::Span* const first_span = unplaced_.spans.data();
@@ -202,7 +242,7 @@ absl::Status CudaLane::PlaceOperations() {
   pending_.appends = placed_appends_;
   pending_.spans = absl::MakeSpan(first_span, unplaced_.spans.data());
   max_spans_ = pending_.spans.size();
-  return CopyInputs();
+  return absl::OkStatus();
 }
 
 // Gives the operation's appends and spans the device addresses of its tensors.
@@ -450,7 +490,9 @@ absl::Status CudaLane::RaiseResultsReady() {
 }
 
 absl::Status CudaLane::Record(Mark mark) {
-  return CudaStatus(cudaEventRecord(marks_[mark].get(), stream()), "cudaEventRecord");
+  const unsigned flags = captures_ ? cudaEventRecordExternal : cudaEventRecordDefault;
+  return CudaStatus(cudaEventRecordWithFlags(marks_[mark].get(), stream(), flags),
+                    "cudaEventRecord");
 }
 
 // Polls, and lets other threads use the core in between: on an H100, a decode step took 1.16 times

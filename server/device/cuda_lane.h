@@ -16,6 +16,7 @@
 #include "server/device/cuda_device.h"
 #include "server/device/cuda_driver.h"
 #include "server/device/cuda_resources.h"
+#include "server/device/launch_graph.h"
 #include "server/kv/launch.h"
 #include "server/kv/operation.h"
 #include "server/memory/block_allocator.h"
@@ -72,6 +73,9 @@ class CudaLane {
   // Gives every stream of the lane a window (l2_window.h).
   absl::Status SetL2Window(std::byte* base, size_t bytes) const;
 
+  // As Device::Stage; the arguments are those of Dispatch.
+  absl::Status Stage(const kernels::Kernel& kernel, const std::byte* arena, const Launch& launch);
+
   // Enqueues `launch`. Resident K/V is in the pages that start at `arena` (device memory). After OK
   // the launch stays in place until Complete returns; after an error nothing is under way.
   // Returns early: it waits only between passes. RESOURCE_EXHAUSTED if the tensors of one
@@ -124,11 +128,14 @@ class CudaLane {
   cudaStream_t stream() const { return stream_.get(); }
   bool IsDirect() const;
 
+  void Begin(const kernels::Kernel& kernel, const std::byte* arena, const Launch& launch);
   absl::Status EnqueuePass();
+  absl::Status EnqueueWork();   // of the pass, whose lists are there
   absl::Status CompletePass();  // adds to times_
 
-  // Steps of EnqueuePass, in their order.
+  // Steps of a pass, in their order.
   absl::Status PlaceOperations();
+  absl::Status CopyInputs();
   absl::Status PackLists();
   absl::Status UploadLists();
   absl::Status LaunchCopies(int64_t page_bytes);
@@ -138,7 +145,6 @@ class CudaLane {
   absl::Status RaiseResultsReady();
 
   void PlaceTensors(const PlacedOperation& placed);
-  absl::Status CopyInputs();
   void AddInputsOfPart(const PlacedOperation& placed, CopyQueue* copies) const;
   void AddResultsOfPart(const PlacedOperation& placed, CopyQueue* copies) const;
   bool EndsWithThisPart() const;
@@ -179,6 +185,9 @@ class CudaLane {
   Pending pending_;
   size_t max_spans_ = 0;  // of one pass
   kernels::PlanCache plans_;
+  LaunchGraph graph_;  // of the launch that is staged
+  bool captures_ = false;
+  bool can_stage_ = true;
   Pass pass_;
   std::vector<CUstreamBatchMemOpParams> raises_;  // of RaiseResultsReady; kept for its memory
   PhaseTimes times_;

@@ -70,6 +70,11 @@ class Device : public HostMemoryPinner {
   // Memory for resident K/V; lives as long as the device.
   virtual KvMemory kv_memory() const = 0;
 
+  // Does what Dispatch can do before the inputs of `launch` are written. After OK, Dispatch of this
+  // launch, with launch.staged set, may come next on the lane; or a call for another launch, and
+  // nothing has happened. Called as Dispatch is.
+  virtual absl::Status Stage(int /*lane*/, const Launch& /*launch*/) { return absl::OkStatus(); }
+
   // Hands `launch`, of at least one operation, to `lane`, in [0, info().lanes). The lane copies
   // pages, appends rows and attends, as far as launch.part says. Called by the one thread that
   // drives the lane, while no launch of the lane is under way. After OK `launch` is, and stays in

@@ -117,6 +117,8 @@ absl::Status Batcher::Enqueue(AttendOperation* operation, AttendOperation** disp
   Activate(operation->identity.name)->queue.push_back(operation);
   StartWaiting(absl::MakeSpan(operation->order));
   ++depth_;
+  queued_before_staged_ |= staged_ != 0 && IsAtSlotOf(operation->order, staged_);
+  UpdateLaneWanted();
   WakeOne();
   return absl::OkStatus();
 }
@@ -125,11 +127,17 @@ bool Batcher::Take(Batch* batch) {
   batch->clear();
   const TimePoint spin_end = clock_->Now() + options_.idle_spin;
   MutexLock lock(&mutex_);
+  ++idle_lanes_;
   TimePoint retry;
+  bool ended = false;
   while (!wake_ && !TryTake(batch, &retry)) {
-    if (closed_ && depth_ == 0) return false;
+    ended = closed_ && depth_ == 0;
+    if (ended) break;
     Park(retry, spin_end);
   }
+  --idle_lanes_;
+  UpdateLaneWanted();
+  if (ended) return false;
   wake_ = false;
   // Another lane may be able to use the rest. Waking one is enough: it wakes the next.
   if (depth_ > 0) {
@@ -329,8 +337,55 @@ absl::Status Batcher::Return(absl::Span<AttendOperation* const> operations) {
     Activate(operation->identity.name)->queue.push_front(operation);
     ++depth_;
   }
+  UpdateLaneWanted();
   WakeOne();
   return absl::OkStatus();
+}
+
+bool Batcher::CanStage() const { return depth_ == 0 && staged_ == 0 && !closed_; }
+
+bool Batcher::MayStage() const {
+  MutexLock lock(&mutex_);
+  return CanStage();
+}
+
+bool Batcher::BeginStaging(AttendOperation* operation) {
+  operation->submitted = clock_->Now();
+  operation->tokens = CountTokens(operation->request);
+  operation->work = EstimateWork(*operation, /*is_launched=*/false, options_.speed);
+  MutexLock lock(&mutex_);
+  if (!CanStage()) return false;
+  const absl::Span<OrderedUse> order = absl::MakeSpan(operation->order);
+  const uint64_t batch = ++last_serial_;
+  StartWaiting(order);
+  if (!MayRun(order, batch)) {
+    StopWaiting(order);
+    return false;
+  }
+  StartRunning(order, batch);
+  staged_ = batch;
+  return true;
+}
+
+void Batcher::EndStaging(AttendOperation* operation, bool launched) {
+  MutexLock lock(&mutex_);
+  staged_ = 0;
+  queued_before_staged_ = false;
+  if (launched) {
+    Client* const client = Activate(operation->identity.name);
+    client->served += Charge(*operation);
+    most_served_ = std::max(most_served_, client->served);
+    UpdateClients();
+  } else if (StopRunning(operation->order) && depth_ > 0) {
+    WakeOne();
+  }
+  UpdateLaneWanted();
+  wake_ = true;  // to stage the next
+  WakeOne();
+}
+
+void Batcher::UpdateLaneWanted() {
+  lane_wanted_ = closed_ || queued_before_staged_ || (depth_ > 0 && idle_lanes_ == 0);
 }
 
 void Batcher::Wake() {
@@ -342,6 +397,7 @@ void Batcher::Wake() {
 void Batcher::Close() {
   MutexLock lock(&mutex_);
   closed_ = true;
+  UpdateLaneWanted();
   WakeAll();
 }
 
@@ -359,6 +415,7 @@ std::vector<AttendOperation*> Batcher::EndAll(const absl::Status& status) {
   }
   depth_ = 0;
   UpdateClients();
+  UpdateLaneWanted();
   WakeAll();
   return operations;
 }

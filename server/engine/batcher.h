@@ -98,6 +98,16 @@ class Batcher {
   // given: they are not in the queue, and the caller ends them.
   absl::Status Return(absl::Span<AttendOperation* const> operations);
 
+  // An idle lane may stage the launch of one operation that is not queued, because its inputs are
+  // not ready. It counts as running from BeginStaging on, which is false if the lane is needed or
+  // others must run first. The lane gives it up when StagingMustEnd: an operation is queued that no
+  // other lane takes, or that would run first, or the batcher is closed. `launched`: it is not
+  // given up; Release comes when it has ended. EndStaging is a Wake, too: the next may be staged.
+  bool MayStage() const;
+  bool BeginStaging(AttendOperation* operation);
+  bool StagingMustEnd() const { return lane_wanted_.load(std::memory_order_relaxed); }
+  void EndStaging(AttendOperation* operation, bool launched);
+
   // Makes one waiting Take return, or the next one if none waits. Several calls before that count
   // as one.
   void Wake();
@@ -145,6 +155,8 @@ class Batcher {
   void Park(TimePoint retry, TimePoint spin_end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Spin(TimePoint end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WakeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void UpdateLaneWanted() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool CanStage() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WakeAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
@@ -164,6 +176,11 @@ class Batcher {
   uint64_t last_serial_ ABSL_GUARDED_BY(mutex_) = 0;
   // Sleeping lanes that have not been woken yet; the most recently parked is last.
   std::vector<CondVar*> sleepers_ ABSL_GUARDED_BY(mutex_);
+  int idle_lanes_ ABSL_GUARDED_BY(mutex_) = 0;   // in Take
+  uint64_t staged_ ABSL_GUARDED_BY(mutex_) = 0;  // the batch of the staged operation; 0: none
+  bool queued_before_staged_ ABSL_GUARDED_BY(mutex_) =
+      false;  // an operation on a slot of it is queued
+  std::atomic<bool> lane_wanted_{false};
   bool spinning_ ABSL_GUARDED_BY(mutex_) = false;  // one idle lane spins; it is not in sleepers_
   std::atomic<bool> spinner_woken_{false};
   bool wake_ ABSL_GUARDED_BY(mutex_) = false;

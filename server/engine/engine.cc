@@ -19,6 +19,10 @@ constexpr std::chrono::milliseconds kHousekeepingInterval(500);
 // Limit on the K/V that one round of page moves copies: it occupies a lane for a few milliseconds.
 constexpr size_t kMaxMoveBytes = size_t{8} << 20;
 
+// How long a lane awaits the inputs of a launch that it has prepared: beyond most layers of a
+// model. Meanwhile memory that was freed stays in use (PagePool), and the thread polls.
+constexpr std::chrono::milliseconds kMostStaged(5);
+
 // Completes the options with what the device says.
 Engine::Options WithDevice(Engine::Options options, const Device& device) {
   options.batcher.idle_spin = device.info().idle_spin;
@@ -136,6 +140,8 @@ void Engine::RunLane(int lane) {
     for (const auto& [operation, status] : batch.dropped) Drop(operation, status);
     if (!batch.operations.empty()) RunBatch(lane, batch, &launch);
     if (moves_due_.exchange(false)) MovePages(lane);
+    while (RunAhead(lane, &launch)) {
+    }
   }
 }
 
@@ -155,6 +161,62 @@ void Engine::RunBatch(int lane, const Batch& batch, Launch* launch) {
     }
   }
   CompleteLaunch(launch, launch->operations.empty() ? absl::OkStatus() : RunLaunch(lane, *launch));
+}
+
+bool Engine::RunAhead(int lane, Launch* launch) {
+  // Without time to spin, a lane's thread must not poll.
+  if (options_.input_waits == nullptr || options_.batcher.idle_spin == Nanoseconds(0)) return false;
+  if (!batcher_.MayStage()) return false;
+  std::optional<InputWaits::Wait> wait = options_.input_waits->Lend(options_.sequences.device);
+  if (!wait.has_value()) return false;
+  AttendOperation* const operation = wait->operation;
+  if (!batcher_.BeginStaging(operation)) {
+    options_.input_waits->GiveBack(*std::move(wait));
+    return false;
+  }
+  std::optional<absl::Status> end;
+  if (Stage(lane, operation, launch)) end = AwaitInputs(*wait);
+  if (!end.has_value() || !end->ok()) {
+    sequences_.EndLaunch(*launch, false);
+    batcher_.EndStaging(operation, /*launched=*/false);
+    if (end.has_value()) {
+      wait->ready(*std::move(end));
+    } else {
+      wait->staged = true;
+      options_.input_waits->GiveBack(*std::move(wait));
+    }
+    return false;
+  }
+  load_.fetch_add(1, std::memory_order_relaxed);
+  absl::Status status = device_->Dispatch(lane, *launch);
+  batcher_.EndStaging(operation, /*launched=*/true);
+  RecordLaunch(launch->operations);
+  if (status.ok()) status = device_->Complete(lane);
+  CheckDeviceLost(status);
+  CompleteLaunch(launch, status);
+  return true;
+}
+
+bool Engine::Stage(int lane, AttendOperation* operation, Launch* launch) {
+  const auto fits = [&](AttendOperation* one) {
+    one->work = EstimateWork(*one, /*is_launched=*/true, options_.batcher.speed);
+    return one->work <= options_.batcher.max_launch;
+  };
+  if (sequences_.BeginLaunch({&operation, 1}, fits, launch) == 0) return false;
+  // Refused it may be because an operation before it has not run.
+  if (launch->operations.empty() || operation->work > options_.batcher.max_launch) return false;
+  launch->staged = device_->Stage(lane, *launch).ok();
+  return launch->staged;
+}
+
+std::optional<absl::Status> Engine::AwaitInputs(const InputWaits::Wait& wait) const {
+  const TimePoint last = clock_->Now() + kMostStaged;
+  while (true) {
+    const TimePoint now = clock_->Now();
+    std::optional<absl::Status> end = wait.EndAt(now);
+    if (end.has_value() || batcher_.StagingMustEnd() || now >= last) return end;
+    std::this_thread::yield();
+  }
 }
 
 absl::Status Engine::RunLaunch(int lane, const Launch& launch) {
@@ -189,17 +251,21 @@ void Engine::BeginLaunch(absl::Span<AttendOperation* const> operations, Launch* 
   };
   const size_t fit = sequences_.BeginLaunch(operations, fits, launch);
   if (fit < operations.size()) Return(operations.subspan(fit));
-  int64_t query_rows = 0;
-  for (AttendOperation* operation : operations.first(fit)) {
-    metrics_->PhaseSeconds(Phase::kQueue, operation->rpc).Observe(Seconds(operation->times.queue));
-    query_rows += operation->request.query_rows();
-  }
-  metrics_->batch_requests.Observe(static_cast<double>(fit));
-  metrics_->batch_query_rows.Observe(static_cast<double>(query_rows));
+  RecordLaunch(operations.first(fit));
   for (auto& [operation, reason] : std::exchange(launch->refused, {})) {
     batcher_.Release({&operation, 1});
     Complete(operation, std::move(reason));
   }
+}
+
+void Engine::RecordLaunch(absl::Span<AttendOperation* const> operations) {
+  int64_t query_rows = 0;
+  for (const AttendOperation* operation : operations) {
+    metrics_->PhaseSeconds(Phase::kQueue, operation->rpc).Observe(Seconds(operation->times.queue));
+    query_rows += operation->request.query_rows();
+  }
+  metrics_->batch_requests.Observe(static_cast<double>(operations.size()));
+  metrics_->batch_query_rows.Observe(static_cast<double>(query_rows));
 }
 
 void Engine::Return(absl::Span<AttendOperation* const> operations) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "server/base/mutex.h"
 #include "server/device/device.h"
 #include "server/engine/batcher.h"
+#include "server/engine/input_waits.h"
 #include "server/kv/launch.h"
 #include "server/kv/operation.h"
 #include "server/kv/sequence_store.h"
@@ -44,6 +46,9 @@ class Engine {
     uint32_t max_spans = 4096;        // of one request
     double max_request_flop = 0;      // of one request; 0: kDefaultRequestSeconds of the device
     std::vector<int> lane_cores;      // [lanes]: the core of each lane's thread; empty: any
+    // Operations wait here until they can be enqueued. An idle lane prepares the launch of one, and
+    // begins it when its inputs are ready. Null: none.
+    InputWaits* input_waits = nullptr;
 
     // Called once, on a lane's thread, when the device is lost, with the error that revealed it.
     // From then on operations fail and new ones are refused.
@@ -71,6 +76,11 @@ class Engine {
   // perhaps before this returns; an error means never. RESOURCE_EXHAUSTED if the queue is full,
   // UNAVAILABLE after Close.
   absl::Status Enqueue(AttendOperation* operation);
+
+  // Lets a lane look for an operation in Options::input_waits.
+  void WakeLane() {
+    if (batcher_.MayStage()) batcher_.Wake();
+  }
 
   // Refuses new operations; those already queued still run.
   void Close() { batcher_.Close(); }
@@ -103,9 +113,18 @@ class Engine {
   void RunBatch(int lane, const Batch& batch, Launch* launch);
   void RunPart(int lane, AttendOperation* operation);
   absl::Status RunLaunch(int lane, const Launch& launch);
+  // Prepares the launch of an operation whose inputs are not ready, awaits them for a while, and
+  // runs it. False: there was none that it could run.
+  bool RunAhead(int lane, Launch* launch);
+  // Begins the launch of `operation` alone, but not on the device. False: it may not be prepared;
+  // the launch is to be ended.
+  bool Stage(int lane, AttendOperation* operation, Launch* launch);
+  std::optional<absl::Status> AwaitInputs(const InputWaits::Wait& wait) const;
   void BeginLaunch(absl::Span<AttendOperation* const> operations, Launch* launch);
   // Puts operations that were taken back into the queue.
   void Return(absl::Span<AttendOperation* const> operations);
+  // For the metrics.
+  void RecordLaunch(absl::Span<AttendOperation* const> operations);
   // `status` is that of the launch.
   void CompleteLaunch(Launch* launch, const absl::Status& status);
   // Ends an operation that will not run, or not any further.

@@ -34,7 +34,7 @@ void ClientLease::End() {
 
 Fleet::Fleet(const Engine::Options& options, std::vector<std::unique_ptr<Device>> devices,
              const Clock* clock, Metrics* metrics)
-    : clock_(clock) {
+    : clock_(clock), input_waits_(clock) {
   auto core = options.lane_cores.begin();
   double slowest = std::numeric_limits<double>::infinity();
   for (const auto& device : devices) slowest = std::min(slowest, device->info().speed.flop_per_s);
@@ -47,6 +47,7 @@ Fleet::Fleet(const Engine::Options& options, std::vector<std::unique_ptr<Device>
     if (own.max_request_flop == 0) own.max_request_flop = kDefaultRequestSeconds * slowest;
     own.sequences.device = engines_.size();
     own.sequences.devices = devices.size();
+    own.input_waits = &input_waits_;
     own.max_waiting_bytes /= devices.size();  // all devices share the transport's memory
     engines_.push_back(
         std::make_unique<Engine>(own, std::move(device), clock, &metrics->device(engines_.size())));
@@ -63,7 +64,22 @@ void Fleet::Admit(AttendOperation* operation, AlarmFactory make_alarm, AdmitDone
   engines_[*device]->Admit(operation, make_alarm, std::move(done));
 }
 
+absl::Status Fleet::Enqueue(AttendOperation* operation) {
+  Engine* const engine = engines_[operation->device].get();
+  const TimelinePoint& inputs = operation->request.inputs_ready;
+  if (inputs.region == nullptr || inputs.reached()) return engine->Enqueue(operation);
+  input_waits_.Add(operation, [engine, operation](absl::Status ready) {
+    if (ready.ok()) ready = engine->Enqueue(operation);
+    if (ready.ok()) return;
+    auto done = std::move(operation->done);  // may destroy the operation
+    done(std::move(ready));
+  });
+  engine->WakeLane();
+  return absl::OkStatus();
+}
+
 void Fleet::EndAll(const absl::Status& status) {
+  input_waits_.EndAll(status);
   for (const auto& engine : engines_) engine->EndAll(status);
 }
 

@@ -16,6 +16,7 @@
 #include "server/device/device.h"
 #include "server/engine/client_lease.h"
 #include "server/engine/engine.h"
+#include "server/engine/input_waits.h"
 #include "server/kv/operation.h"
 #include "server/kv/sequence.h"
 #include "server/request/request.h"
@@ -46,10 +47,10 @@ class Fleet {
   // Engine::Admit on the device of the operation's sequences and device memory; INVALID_ARGUMENT if
   // they are on several.
   void Admit(AttendOperation* operation, AlarmFactory make_alarm, AdmitDone done);
-  // Engine::Enqueue on the device that admitted the operation.
-  absl::Status Enqueue(AttendOperation* operation) {
-    return engines_[operation->device]->Enqueue(operation);
-  }
+  // Engine::Enqueue on the device that admitted the operation, once its inputs are ready; also the
+  // error of that wait goes to operation->done.
+  absl::Status Enqueue(AttendOperation* operation);
+  InputWaits& input_waits() { return input_waits_; }
 
   // Engine::EndAll of every device, for a drain that has no more time.
   void EndAll(const absl::Status& status);
@@ -87,6 +88,7 @@ class Fleet {
   std::vector<Engine*> ByFreeMemory() const;  // most free memory first
 
   const Clock* const clock_;
+  InputWaits input_waits_;
   std::vector<std::unique_ptr<Engine>> engines_;  // [devices]
   std::atomic<size_t> turn_{0};                   // rotates the order among equally loaded devices
 };

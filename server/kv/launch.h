@@ -45,11 +45,20 @@ struct Launch {
   std::vector<ResidentKv> resident;         // one for each span that names a sequence, in order
   std::vector<int32_t> pages;               // places in the arena, in Arena::kUnitBytes
 
+  // Bytes of resident K/V that the operations read, for the metrics.
+  struct ReadBytes {
+    size_t hot = 0;  // in pages of the hot segment
+    size_t cold = 0;
+  };
+  ReadBytes read;
+
   // The part of the attention to compute. Only the first part of a launch has copies and appends. A
   // launch that is executed in parts has one operation.
   kernels::BatchPart part;
   bool in_parts = false;
   bool is_last_part = false;  // of a launch in parts
+
+  bool staged = false;  // Device::Stage was called: Dispatch comes next
 
   uint64_t id = 0;  // given by the SequenceStore; 0: no operation names a sequence
 
@@ -66,6 +75,8 @@ struct Launch {
     part = {};
     in_parts = false;
     is_last_part = false;
+    staged = false;
+    read = {};
     id = 0;
   }
 };

@@ -66,14 +66,11 @@ absl::StatusOr<bool> LaunchBuilder::AddOperation(AttendOperation* operation, Lau
     return false;
   }
   const TimePoint now = clock_.Now();
-  ReadBytes read;
   for (size_t i = 0; i < sequences.size(); ++i) {
     if (sequences[i] == nullptr) continue;
     ++sequences[i]->launches;
-    if (!request.append_only) AddRead(*operation, i, now, sequences[i].get(), launch, &read);
+    if (!request.append_only) AddRead(*operation, i, now, sequences[i].get(), launch);
   }
-  metrics_.kv_read_hot_bytes.Increment(static_cast<double>(read.hot));
-  metrics_.kv_read_cold_bytes.Increment(static_cast<double>(read.cold));
   return true;
 }
 
@@ -216,7 +213,7 @@ void LaunchBuilder::RollBack(size_t copies, size_t appends, Launch* launch) {
 }
 
 void LaunchBuilder::AddRead(const AttendOperation& operation, size_t span, TimePoint now,
-                            Sequence* sequence, Launch* launch, ReadBytes* bytes) {
+                            Sequence* sequence, Launch* launch) {
   const Arena& arena = pages_.arena();
   SequenceLayer& layer = sequence->layers[operation.request.layer];
   const auto rows = static_cast<int32_t>(operation.sequence_lengths[span]);
@@ -242,8 +239,8 @@ void LaunchBuilder::AddRead(const AttendOperation& operation, size_t span, TimeP
       std::count_if(begin, end, [cold](int32_t place) { return place < cold; }));
   const size_t page_bytes = sequence->shape.page_bytes();
   const size_t all_bytes = static_cast<size_t>(end - begin) * page_bytes;
-  bytes->hot += hot_pages * page_bytes;
-  bytes->cold += all_bytes - hot_pages * page_bytes;
+  launch->read.hot += hot_pages * page_bytes;
+  launch->read.cold += all_bytes - hot_pages * page_bytes;
   sequence->read_rate.Add(static_cast<double>(all_bytes), now);
 }
 
@@ -264,6 +261,10 @@ void LaunchBuilder::End(const Launch& launch, bool ok) {
       EndAppend(&sequence->layers[operation->request.layer], sequence->client,
                 ok && !sequence->deleted);
     }
+  }
+  if (ok) {
+    metrics_.kv_read_hot_bytes.Increment(static_cast<double>(launch.read.hot));
+    metrics_.kv_read_cold_bytes.Increment(static_cast<double>(launch.read.cold));
   }
   pages_.EndLaunch(launch.id);
 }

@@ -63,14 +63,8 @@ class LaunchBuilder {
   absl::Status NoPage(SequenceTable::Shortage why);
   absl::Status Full(const AttendOperation& operation) const;
   static absl::Status Deleted(const AttendOperation& operation);
-  // The memory that the reads of one operation touch.
-  struct ReadBytes {
-    size_t hot = 0;  // in pages of the hot segment
-    size_t cold = 0;
-  };
-
   void AddRead(const AttendOperation& operation, size_t span, TimePoint now, Sequence* sequence,
-               Launch* launch, ReadBytes* bytes);
+               Launch* launch);
   // The places of the layer's pages, without pending ones.
   const std::vector<int32_t>& PlacesOf(SequenceLayer* layer) const;
   void RollBack(size_t copies, size_t appends, Launch* launch);

@@ -56,6 +56,12 @@ void StartRunning(absl::Span<OrderedUse> uses, uint64_t batch) {
   }
 }
 
+bool IsAtSlotOf(absl::Span<const OrderedUse> uses, uint64_t batch) {
+  return std::any_of(uses.begin(), uses.end(), [batch](const OrderedUse& use) {
+    return use.slot->running > 0 && use.slot->batch == batch;
+  });
+}
+
 void UndoStartRunning(absl::Span<OrderedUse> uses) {
   for (OrderedUse& use : uses) {
     OrderSlot& slot = *use.slot;

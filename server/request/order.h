@@ -59,6 +59,9 @@ bool MayRun(absl::Span<const OrderedUse> uses, uint64_t batch);
 // From waiting to running. Needs MayRun; `batch` must be the highest batch number so far.
 void StartRunning(absl::Span<OrderedUse> uses, uint64_t batch);
 
+// Whether a running operation of `batch` uses one of the slots.
+bool IsAtSlotOf(absl::Span<const OrderedUse> uses, uint64_t batch);
+
 // Undoes StartRunning. Call it for all operations of the batch or for none, the last one first.
 void UndoStartRunning(absl::Span<OrderedUse> uses);
 

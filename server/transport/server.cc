@@ -334,7 +334,6 @@ bool Server::Drain(absl::Duration timeout) {
   if (!WaitForRpcs(deadline)) {
     const absl::Status status = absl::UnavailableError(
         absl::StrCat(kDrains, ", and the request could not finish within --drain_timeout_s"));
-    if (local_ != nullptr) local_->EndInputWaits(status);
     fleet_->EndAll(status);
     if (!WaitForRpcs(deadline + end / 2)) context_.unsent.CutOffAll();
     // Calls that gRPC still holds then wait for connections that do not move; its shutdown closes

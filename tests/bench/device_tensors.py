@@ -55,7 +55,7 @@ class Client:
         self.library.flashcore_last_error.restype = ctypes.c_char_p
         self.client = ctypes.c_void_p()
         self.check(self.library.flashcore_connect(
-            target.encode(), b"device_tensors", Options(256, 16384, TIMEOUT_NS, 50),
+            target.encode(), b"device_tensors", ctypes.byref(Options(256, 16384, TIMEOUT_NS, 50)),
             ctypes.byref(self.client)))
         torch.cuda.set_stream(torch.cuda.Stream())
         self.stream = torch.cuda.current_stream()

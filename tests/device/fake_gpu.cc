@@ -138,6 +138,10 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   const Event until = *ToEvent(event);
+  if (until.captured_by != nullptr) {  // the stream joins the capture
+    ToStream(stream)->captured_by = until.captured_by;
+    return cudaSuccess;
+  }
   ToStream(stream)->waited_for = until;
   return Push(stream, [until] { RunUpTo(until.stream, until.pieces); });
 }
@@ -164,7 +168,14 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  *ToEvent(event) = {ToStream(stream), Enqueued(*ToStream(stream))};
+  *ToEvent(event) = {ToStream(stream), Enqueued(*ToStream(stream)), ToStream(stream)->captured_by};
+  return LossOf(ToStream(stream)->gpu);
+}
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+  Graph* const graph = ToStream(stream)->captured_by;
+  EXPECT_EQ(graph != nullptr, flags == cudaEventRecordExternal);
+  if (graph == nullptr) return cudaEventRecord(event, stream);
+  graph->nodes.push_back({nullptr, ToEvent(event)});
   return LossOf(ToStream(stream)->gpu);
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
@@ -185,6 +196,51 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) 
   *ms = pieces * kFakeGpuPieceMs;
   if (stream->reads_window) *ms = pieces * (beside ? windowed_ms_beside : windowed_ms);
   return LossOf(stream->gpu);
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  if (const cudaError_t error = capture_fault.Next(); error != cudaSuccess) return error;
+  EXPECT_EQ(ToStream(stream)->captured_by, nullptr);
+  ToStream(stream)->captured_by = new Graph;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  Graph* const captured = ToStream(stream)->captured_by;
+  EndCapture(captured);
+  *graph = reinterpret_cast<cudaGraph_t>(captured);
+  return capture_fault.Next();
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+  if (const cudaError_t error = capture_fault.Next(); error != cudaSuccess) return error;
+  *exec = reinterpret_cast<cudaGraphExec_t>(new Graph(*ToGraph(graph)));
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph,
+                                cudaGraphExecUpdateResultInfo*) {
+  if (ToGraph(exec)->nodes.size() != ToGraph(graph)->nodes.size()) {
+    return cudaErrorGraphExecUpdateFailure;
+  }
+  *ToGraph(exec) = *ToGraph(graph);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  if (const cudaError_t error = launch_fault.Next(); error != cudaSuccess) return error;
+  for (const Graph::Node& node : ToGraph(exec)->nodes) {
+    const cudaError_t error =
+        node.event == nullptr ? Push(stream, node.piece)
+                              : cudaEventRecord(reinterpret_cast<cudaEvent_t>(node.event), stream);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete ToGraph(graph);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  delete ToGraph(exec);
+  return cudaSuccess;
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {

@@ -60,6 +60,8 @@ void FailFakeGpuCopies(cudaError_t error, int successes = 0);
 
 // Functions of the CUDA driver (cuda_driver.h) fail after the next `successes` calls.
 void FailFakeGpuDriver(bool fail, int successes = 0);
+// The same of the calls that capture a stream and make its graph.
+void FailFakeGpuCaptures(bool fail, int successes = 0);
 
 // While a GPU is held, no piece of work runs on it. Whoever waits for one, waits.
 void HoldFakeGpu(int gpu, bool held);

@@ -26,6 +26,7 @@ std::atomic<float> windowed_ms_beside{kFakeGpuPieceMs};
 Fault launch_fault;
 Fault copy_fault;
 Fault driver_fault;
+Fault capture_fault;
 std::mutex memory_mutex;
 Memory device_memory;
 Memory pinned_memory;
@@ -78,6 +79,13 @@ int CurrentGpu() {
   return std::max(current_gpu, 0);
 }
 
+void EndCapture(const Graph* graph) {
+  std::lock_guard<std::mutex> lock(streams_mutex);
+  for (Stream* stream : streams) {
+    if (stream->captured_by == graph) stream->captured_by = nullptr;
+  }
+}
+
 Stream* AddStream() {
   auto* const stream = new Stream;
   stream->gpu = CurrentGpu();
@@ -111,6 +119,10 @@ cudaError_t Push(void* stream, std::function<void()> piece) {
   Stream* const to = ToStream(stream);
   EXPECT_EQ(to->gpu, current_gpu);
   if (const cudaError_t loss = LossOf(to->gpu); loss != cudaSuccess) return loss;
+  if (to->captured_by != nullptr) {
+    to->captured_by->nodes.push_back({std::move(piece), nullptr});
+    return cudaSuccess;
+  }
   to->waiting.push_back(std::move(piece));
   ++waiting_pieces[to->gpu];
   return cudaSuccess;
@@ -223,6 +235,9 @@ void FailFakeGpuLaunches(cudaError_t error, int successes) {
 void FailFakeGpuCopies(cudaError_t error, int successes) {
   fake_gpu::copy_fault.Set(error, successes);
 }
+void FailFakeGpuCaptures(bool fail, int successes) {
+  fake_gpu::capture_fault.Set(fail ? cudaErrorUnknown : cudaSuccess, successes);
+}
 void FailFakeGpuDriver(bool fail, int successes) {
   fake_gpu::driver_fault.Set(fail ? cudaErrorUnknown : cudaSuccess, successes);
 }
@@ -240,6 +255,7 @@ void RestoreFakeGpus() {
   FailFakeGpuLaunches(cudaSuccess);
   FailFakeGpuCopies(cudaSuccess);
   FailFakeGpuDriver(false);
+  FailFakeGpuCaptures(false);
   SetFakeGpuWindowedTimes(kFakeGpuPieceMs, kFakeGpuPieceMs);
   for (int gpu = 0; gpu < fake_gpu::kGpus; ++gpu) {
     LoseFakeGpu(gpu, cudaSuccess);

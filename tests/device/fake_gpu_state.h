@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <vector>
 
 namespace flashcore::server::testing::fake_gpu {
 
@@ -21,11 +22,13 @@ inline constexpr int kL2Bytes = 2 << 20;
 inline constexpr int kPersistingMaxBytes = 1 << 20;
 
 struct Stream;
+struct Graph;
 
 // Where on a stream the event was last recorded.
 struct Event {
   Stream* stream = nullptr;
-  uint64_t pieces = 0;  // enqueued before it
+  uint64_t pieces = 0;           // enqueued before it
+  Graph* captured_by = nullptr;  // recorded on a stream that was
 };
 
 // Pieces of work, in order. Used by one thread at a time.
@@ -33,9 +36,19 @@ struct Stream {
   int gpu = -1;
   cudaAccessPolicyWindow window = {};  // guarded by the mutex of the streams
   std::deque<std::function<void()>> waiting;
-  uint64_t done = 0;          // pieces
-  Event waited_for;           // the last event of cudaStreamWaitEvent
-  bool reads_window = false;  // the last ReadBytes was of memory that the window covers
+  uint64_t done = 0;             // pieces
+  Event waited_for;              // the last event of cudaStreamWaitEvent
+  Graph* captured_by = nullptr;  // what it is given goes there
+  bool reads_window = false;     // the last ReadBytes was of memory that the window covers
+};
+
+// Streams that are captured give it what they are given, in that order: pieces, events to record.
+struct Graph {
+  struct Node {
+    std::function<void()> piece;
+    Event* event = nullptr;
+  };
+  std::vector<Node> nodes;
 };
 
 // Fails a kind of call after some successes.
@@ -70,12 +83,16 @@ extern std::atomic<float> windowed_ms_beside;
 extern Fault launch_fault;
 extern Fault copy_fault;
 extern Fault driver_fault;
+extern Fault capture_fault;
 extern thread_local int current_gpu;  // -1: not set; the real runtime would use GPU 0
 
 int CurrentGpu();  // fails the test if the thread has not set it
 
 inline Stream* ToStream(void* stream) { return static_cast<Stream*>(stream); }
+inline Graph* ToGraph(void* graph) { return static_cast<Graph*>(graph); }
 inline Event* ToEvent(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
+
+void EndCapture(const Graph* graph);  // of all its streams
 
 Stream* AddStream();  // on the current GPU
 void RemoveStream(Stream* stream);

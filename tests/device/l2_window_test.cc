@@ -40,8 +40,9 @@ constexpr L2ReadTimes kGains = {94, 100};
 constexpr L2ReadTimes kSame = {104, 100};
 constexpr L2ReadTimes kLoses = {106, 100};
 
-std::string Objection(const L2ReadTimes& between, const L2ReadTimes& beside) {
-  return L2Probe{1, 1, between, beside}.objection();
+std::string Objection(const L2ReadTimes& between, const L2ReadTimes& beside,
+                      const L2ReadTimes& cold = kSame) {
+  return L2Probe{1, 7, between, beside, cold}.objection();
 }
 
 TEST(L2ProbeTest, TheWindowPaysIfOneReadGainsAndNoneLoses) {
@@ -66,6 +67,13 @@ TEST(L2ProbeTest, NothingGainedSpeaksAgainstTheWindow) {
             "beside other reads 96 us with a window, 100 us without (no gain)");
 }
 
+TEST(L2ProbeTest, OtherReadsThatLoseSpeakAgainstTheWindow) {
+  EXPECT_EQ(Objection(kGains, kGains, kLoses),
+            "reading 7 other bytes 106 us with a window, 100 us without (a loss)");
+  EXPECT_EQ(Objection(kSame, kSame, kGains), Objection(kSame, kSame))
+      << "they need not gain, and that they do does not matter";
+}
+
 // The parameter is the ordinal of a GPU.
 class RealL2ProbeTest : public ::testing::TestWithParam<int> {};
 
@@ -82,7 +90,7 @@ TEST_P(RealL2ProbeTest, MeasuresAndLeavesTheDeviceAsItWas) {
   const auto probe = ProbeL2Window(bytes, static_cast<size_t>(properties.l2CacheSize));
   ASSERT_EQ(probe.status(), absl::OkStatus());
   EXPECT_EQ(probe->bytes, bytes);
-  for (const L2ReadTimes* us : {&probe->between, &probe->beside}) {
+  for (const L2ReadTimes* us : {&probe->between, &probe->beside, &probe->cold}) {
     EXPECT_GT(us->with_window, 0);
     EXPECT_GT(us->without_window, 0);
     std::cout << bytes << " bytes after " << probe->cold_bytes << " others"

@@ -143,8 +143,7 @@ class CallExchange : public Exchange {
 
  protected:
   CallExchange(const CallSetup& setup, RpcMetrics* rpc, std::string message)
-      : Exchange({setup.services->methods->fleet(), setup.services->methods->context(), rpc,
-                  setup.services->input_waits},
+      : Exchange({setup.services->methods->fleet(), setup.services->methods->context(), rpc},
                  RequestMessage(std::move(message))),
         rpc_(origin_.context, rpc) {
     operation_.identity = setup.identity;

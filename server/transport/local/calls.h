@@ -19,7 +19,6 @@
 #include "server/sharing/call_room.h"
 #include "server/sharing/fair_jobs.h"
 #include "server/transport/rpc/attention_methods.h"
-#include "server/transport/rpc/input_waits.h"
 #include "server/transport/rpc/rpc_scope.h"
 
 namespace flashcore::server::local {
@@ -30,7 +29,6 @@ struct CallServices {
   CallRoom* room = nullptr;
   FairJobs* long_calls = nullptr;  // by client; those that may take milliseconds
   UseCount* uses = nullptr;        // calls and rings
-  InputWaits* input_waits = nullptr;
 };
 
 // The part of a connection that a call needs. The connection may end before the call.

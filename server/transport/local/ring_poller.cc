@@ -26,10 +26,12 @@ RingPoller::RingPoller(Nanoseconds spin, InputWaits* waits, const Clock* clock)
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   AddDoorbell(wake_.get());
+  waits_->SetWake([this] { Wake(); });
   thread_ = std::thread([this] { Run(); });
 }
 
 RingPoller::~RingPoller() {
+  waits_->SetWake(nullptr);
   stop_ = true;
   Wake();
   thread_.join();

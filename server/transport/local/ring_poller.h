@@ -10,10 +10,10 @@
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
 #include "server/base/socket.h"
+#include "server/engine/input_waits.h"
 #include "server/sharing/turns.h"
 #include "server/transport/local/ring_session.h"
 #include "server/transport/local/ring_turns.h"
-#include "server/transport/rpc/input_waits.h"
 
 namespace flashcore::server::local {
 

@@ -66,13 +66,12 @@ Server::Server(const Options& options, AttentionMethods* methods, PassedFiles* p
       door_(options.connections),
       received_(options.received_bytes),
       room_(options.call_bytes),
-      input_waits_(&methods->fleet()->clock(), [this] { poller_->Wake(); }),
+      input_waits_(methods->fleet()->input_waits()),
       poller_(std::make_unique<RingPoller>(IdleSpin(*methods->fleet()), &input_waits_,
                                            &methods->fleet()->clock())) {
-  services_.calls = {methods, &room_, &long_calls_, &uses_, &input_waits_};
+  services_.calls = {methods, &room_, &long_calls_, &uses_};
   services_.methods = &method_table_;
-  services_.attend = {methods->fleet(), methods->context(), methods->Rpc("Attend", "local"),
-                      &input_waits_};
+  services_.attend = {methods->fleet(), methods->context(), methods->Rpc("Attend", "local")};
   services_.passed_files = passed_files;
   services_.slow = &slow_;
   services_.poller = poller_.get();
@@ -95,7 +94,7 @@ Server::~Server() {
     const InterruptedWaits interrupted;  // by files of clients that were not accepted
     listening_.reset();
   }
-  EndInputWaits(absl::UnavailableError(kDrains));
+  input_waits_.EndAll(absl::UnavailableError(kDrains));
   poller_.reset();  // it has sessions; requests in the engine have theirs
   uses_.WaitForNone();
 }

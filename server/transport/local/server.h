@@ -30,7 +30,6 @@
 #include "server/transport/local/calls.h"
 #include "server/transport/local/connection.h"
 #include "server/transport/local/ring_poller.h"
-#include "server/transport/rpc/input_waits.h"
 
 namespace flashcore::server::local {
 
@@ -53,9 +52,6 @@ class Server {
                                                        PassedFiles* passed_files);
   // Ends all connections, waits for their requests in the engine, and removes the socket's file.
   ~Server();
-
-  // Requests whose inputs are not ready end with `status`, also those that come later.
-  void EndInputWaits(const absl::Status& status) { input_waits_.EndAll(status); }
 
  private:
   using Posted = std::pair<std::weak_ptr<Connection>, Connection::Action>;
@@ -124,7 +120,7 @@ class Server {
   CallRoom room_;
   FairJobs slow_;
   FairJobs long_calls_;
-  InputWaits input_waits_;
+  InputWaits& input_waits_;
   std::unique_ptr<RingPoller> poller_;
   std::thread thread_;
 };

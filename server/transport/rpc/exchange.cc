@@ -42,13 +42,6 @@ void Exchange::Received(const absl::Status& status) {
 }
 
 void Exchange::Enqueue() {
-  const TimelinePoint& inputs = operation_.request.inputs_ready;
-  if (inputs.region != nullptr && !inputs.reached()) {
-    return origin_.input_waits->Add(&operation_, [this](const absl::Status& ready) {
-      if (ready.ok()) return Enqueue();
-      End(ready);
-    });
-  }
   const absl::Status status = origin_.fleet->Enqueue(&operation_);
   if (!status.ok()) End(status);  // else `this` may be gone already: do not touch it
 }
@@ -62,7 +55,7 @@ void Exchange::End(const absl::Status& status) {
     if (inputs.region == nullptr || inputs.reached()) {
       request.results_ready.Raise();
     } else {
-      origin_.input_waits->RaiseWhenReady(request, operation_.identity.name, owner_);
+      origin_.fleet->input_waits().RaiseWhenReady(request, operation_.identity.name, owner_);
     }
   }
   Complete(status);

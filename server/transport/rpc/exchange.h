@@ -10,7 +10,6 @@
 #include "server/kv/operation.h"
 #include "server/memory/regions.h"
 #include "server/request/request.h"
-#include "server/transport/rpc/input_waits.h"
 #include "server/transport/rpc/message.h"
 #include "server/transport/rpc/rpc_scope.h"
 
@@ -37,7 +36,6 @@ class Exchange {
     Fleet* fleet = nullptr;
     RpcContext* context = nullptr;
     RpcMetrics* rpc = nullptr;
-    InputWaits* input_waits = nullptr;  // null: messages have no points
   };
 
   Exchange(const Exchange&) = delete;
@@ -56,7 +54,6 @@ class Exchange {
   // `status`: OK, or that of Receive or of Fleet::Admit.
   virtual void Received(const absl::Status& status);
   virtual void Complete(const absl::Status& status) = 0;
-  // Once its inputs are ready.
   void Enqueue();
   // Call it exactly once, after scope_.Replying.
   void Record() {

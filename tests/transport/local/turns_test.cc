@@ -221,7 +221,7 @@ TEST_F(LocalTurnsTest, ThePollerDoesNotSleepOverARequestThatCameAfterItsLastLook
     EXPECT_EQ(ring.header->server_sleeps.load(), 0u) << "a client would ring the doorbell";
     ring.SubmitBad(1);
   };
-  InputWaits waits(&clock, [] {});
+  InputWaits waits(&clock);
   RingPoller poller(std::chrono::hours(1), &waits, &clock);
   poller.Add(ring.session);
   // The first time it does not sleep in any case: adding the ring has woken it.

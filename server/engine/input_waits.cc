@@ -1,4 +1,4 @@
-#include "server/transport/rpc/input_waits.h"
+#include "server/engine/input_waits.h"
 
 #include <algorithm>
 #include <iterator>
@@ -8,16 +8,21 @@
 #include "server/base/error_info.h"
 
 namespace flashcore::server {
+namespace {
 
-std::optional<absl::Status> InputWaits::EndOf(const Wait& wait, TimePoint now) {
-  const AttendOperation* const operation = wait.operation;
+// Waits that Lend looks at: the next of a counter is among the first, unless very many clients
+// wait.
+constexpr size_t kMostLookedAt = 64;
+
+}  // namespace
+
+std::optional<absl::Status> InputWaits::Wait::EndAt(TimePoint now) const {
   if (operation != nullptr && operation->cancelled.load(std::memory_order_relaxed)) {
     return absl::CancelledError("cancelled by the client before inputs_ready was reached");
   }
-  if (wait.inputs.reached()) return absl::OkStatus();
+  if (inputs.reached()) return absl::OkStatus();
   if (operation == nullptr) {
-    return wait.owner.expired() ? std::optional(absl::CancelledError("nobody awaits it"))
-                                : std::nullopt;
+    return owner.expired() ? std::optional(absl::CancelledError("nobody awaits it")) : std::nullopt;
   }
   if (operation->deadline <= now) {
     return absl::DeadlineExceededError("the deadline passed before inputs_ready was reached");
@@ -25,34 +30,44 @@ std::optional<absl::Status> InputWaits::EndOf(const Wait& wait, TimePoint now) {
   return std::nullopt;
 }
 
+void InputWaits::SetWake(std::function<void()> wake) {
+  MutexLock lock(&mutex_);
+  wake_ = std::move(wake);
+}
+
 void InputWaits::Add(AttendOperation* operation, Ready ready) {
-  Add({operation, operation->request.inputs_ready, std::move(ready)}, operation->identity.name);
+  Insert({operation, operation->request.inputs_ready, std::move(ready), operation->identity.name});
 }
 
 void InputWaits::RaiseWhenReady(const AttendRequest& request, const std::string& client,
                                 std::weak_ptr<const void> owner) {
   auto raise = [results = request.results_ready](const absl::Status&) { results.Raise(); };
-  Add({nullptr, request.inputs_ready, std::move(raise), nullptr, std::move(owner)}, client);
+  Insert({nullptr, request.inputs_ready, std::move(raise), client, std::move(owner)});
 }
 
-void InputWaits::Add(Wait wait, const std::string& client) {
+void InputWaits::GiveBack(Wait wait) { Insert(std::move(wait)); }
+
+void InputWaits::Insert(Wait wait) {
   Ready refused;
   absl::Status why;
-  bool was_empty = false;
   {
     MutexLock lock(&mutex_);
     why = end_;
     if (why.ok()) {
-      was_empty = waits_.empty();
-      wait.client = shares_.Take(client, 1);
-      waits_.push_back(std::move(wait));
+      const bool was_empty = waits_.empty();
+      wait.client = shares_.Take(wait.identity, 1);
+      if (wait.number == 0) wait.number = ++last_number_;
+      const auto position = std::upper_bound(
+          waits_.begin(), waits_.end(), wait.number,
+          [](uint64_t number, const Wait& other) { return number < other.number; });
+      waits_.insert(position, std::move(wait));
       refused = TakeExcess(&why);
       empty_ = waits_.empty();
+      if (was_empty && wake_ != nullptr) wake_();
     } else {
       refused = std::move(wait.ready);
     }
   }
-  if (was_empty) wake_();
   if (refused != nullptr) refused(why);
 }
 
@@ -72,6 +87,28 @@ InputWaits::Ready InputWaits::TakeExcess(absl::Status* why) {
   return ready;
 }
 
+std::optional<InputWaits::Wait> InputWaits::Lend(size_t device) {
+  if (empty()) return std::nullopt;
+  MutexLock lock(&mutex_);
+  std::vector<const void*> passed;  // counters, which have an earlier wait
+  const auto end =
+      waits_.begin() + static_cast<std::ptrdiff_t>(std::min(waits_.size(), kMostLookedAt));
+  for (auto wait = waits_.begin(); wait != end; ++wait) {
+    const void* const counter = wait->inputs.counter();
+    const bool is_next = std::find(passed.begin(), passed.end(), counter) == passed.end();
+    if (is_next && wait->operation != nullptr && wait->operation->device == device &&
+        !wait->staged) {
+      Wait lent = std::move(*wait);
+      waits_.erase(wait);
+      empty_ = waits_.empty();
+      shares_.Give(std::exchange(lent.client, nullptr), 1);
+      return lent;
+    }
+    passed.push_back(counter);
+  }
+  return std::nullopt;
+}
+
 bool InputWaits::Poll() {
   if (empty()) return false;
   {
@@ -79,7 +116,7 @@ bool InputWaits::Poll() {
     MutexLock lock(&mutex_);
     size_t kept = 0;
     for (Wait& wait : waits_) {
-      if (std::optional<absl::Status> end = EndOf(wait, now); end.has_value()) {
+      if (std::optional<absl::Status> end = wait.EndAt(now); end.has_value()) {
         shares_.Give(wait.client, 1);
         ended_.emplace_back(std::move(wait), *std::move(end));
       } else if (&waits_[kept++] != &wait) {

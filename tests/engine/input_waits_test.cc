@@ -1,6 +1,8 @@
-#include "server/transport/rpc/input_waits.h"
+#include "server/engine/input_waits.h"
 
+#include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +20,10 @@ using ::testing::IsEmpty;
 
 class InputWaitsTest : public ::testing::Test {
  protected:
+  InputWaitsTest() {
+    waits_.SetWake([this] { ++wakes_; });
+  }
+
   // Waits for `value` of the first counter.
   std::unique_ptr<AttendOperation> Wait(uint64_t value, const std::string& name,
                                         const std::string& client = "alice") {
@@ -41,7 +47,7 @@ class InputWaitsTest : public ::testing::Test {
   const testing::Memfd memory_{4096};
   const std::shared_ptr<const SharedRegion> region_ = memory_.Map();
   int wakes_ = 0;
-  InputWaits waits_{&clock_, [this] { ++wakes_; }, {/*all=*/5, /*one=*/4}};
+  InputWaits waits_{&clock_, {/*all=*/5, /*one=*/4}};
   std::vector<std::string> ended_;
 };
 
@@ -135,6 +141,83 @@ TEST_F(InputWaitsTest, AFailedRequestRaisesItsResultsWhenItsInputsAreReady) {
   owner.reset();
   EXPECT_TRUE(waits_.Poll());
   EXPECT_TRUE(waits_.empty()) << "its client is gone";
+}
+
+class LentWaitsTest : public InputWaitsTest {
+ protected:
+  static constexpr uint64_t kOther = 64;  // another counter
+
+  std::unique_ptr<AttendOperation> WaitAt(uint64_t offset, uint64_t value, const std::string& name,
+                                          size_t device = 0) {
+    auto operation = std::make_unique<AttendOperation>();
+    operation->identity.name = "alice";
+    operation->device = device;
+    operation->request.inputs_ready = {region_, offset, value};
+    Add(operation.get(), name);
+    return operation;
+  }
+  // The operation that is lent, and given back later.
+  AttendOperation* Lend(size_t device = 0) {
+    std::optional<InputWaits::Wait> wait = waits_.Lend(device);
+    if (!wait.has_value()) return nullptr;
+    lent_.push_back(*std::move(wait));
+    return lent_.back().operation;
+  }
+  std::vector<InputWaits::Wait> lent_;
+};
+
+TEST_F(LentWaitsTest, TheNextOfACounterIsLentAndNoOther) {
+  const auto first = WaitAt(0, 1, "first"), second = WaitAt(0, 2, "second"),
+             other = WaitAt(kOther, 1, "other"), elsewhere = WaitAt(kOther + 64, 1, "elsewhere", 1);
+  EXPECT_EQ(Lend(), first.get());
+  waits_.GiveBack(std::move(lent_[0]));
+  EXPECT_EQ(Lend(), first.get()) << "it has not been staged";
+  lent_.back().staged = true;
+  waits_.GiveBack(std::move(lent_.back()));
+  EXPECT_EQ(Lend(), other.get()) << "`second` runs after `first`, which is not lent again";
+  EXPECT_EQ(Lend(), nullptr);
+  EXPECT_EQ(Lend(/*device=*/1), elsewhere.get());
+}
+
+TEST_F(LentWaitsTest, OneThatIsGivenBackEndsInItsPlace) {
+  const auto first = WaitAt(0, 1, "first"), second = WaitAt(kOther, 1, "second");
+  ASSERT_EQ(Lend(), first.get());
+  EXPECT_EQ(lent_[0].EndAt(clock_.Now()), std::nullopt);
+  reinterpret_cast<std::atomic<uint64_t>*>(memory_.data() + kOther)->store(1);
+  SetCounter(1);
+  EXPECT_EQ(lent_[0].EndAt(clock_.Now()), absl::OkStatus());
+  waits_.GiveBack(std::move(lent_[0]));
+  EXPECT_TRUE(waits_.Poll());
+  EXPECT_THAT(TakeEnded(), ElementsAre("first: OK", "second: OK"));
+}
+
+TEST_F(LentWaitsTest, TheThreadThatPollsLearnsThatOneIsBack) {
+  const auto only = WaitAt(0, 1, "only");
+  ASSERT_EQ(Lend(), only.get());
+  EXPECT_TRUE(waits_.empty());
+  wakes_ = 0;
+  waits_.GiveBack(std::move(lent_[0]));
+  EXPECT_EQ(wakes_, 1);
+  EXPECT_FALSE(waits_.empty());
+}
+
+TEST_F(LentWaitsTest, OneThatComesBackAfterTheEndEndsToo) {
+  const auto only = WaitAt(0, 1, "only");
+  ASSERT_EQ(Lend(), only.get());
+  waits_.EndAll(absl::UnavailableError("the end"));
+  EXPECT_THAT(TakeEnded(), IsEmpty()) << "a lane has it";
+  waits_.GiveBack(std::move(lent_[0]));
+  EXPECT_THAT(TakeEnded(), ElementsAre("only: UNAVAILABLE"));
+}
+
+TEST_F(LentWaitsTest, AFailedRequestIsNotLentAndKeepsTheOnesBehindIt) {
+  AttendRequest request;
+  request.inputs_ready = {region_, 0, 1};
+  request.results_ready = {region_, 8, 1};
+  const auto owner = std::make_shared<int>();
+  waits_.RaiseWhenReady(request, "alice", owner);
+  const auto behind = WaitAt(0, 2, "behind");
+  EXPECT_EQ(Lend(), nullptr);
 }
 
 // The newest of the client that has too many is refused; others keep theirs.
