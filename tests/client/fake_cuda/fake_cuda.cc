@@ -536,6 +536,18 @@ int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t source, size_t bytes, CUstream st
   return kSuccess;
 }
 
+// Either side is memory of a GPU, or of the host, which must not change meanwhile.
+int cuMemcpyAsync(uint64_t to, uint64_t source, size_t bytes, CUstream stream) {
+  const Call call(__func__);
+  if (call.failed()) return call.result();
+  const int result = FindStream(stream, &stream);
+  if (result != kSuccess) return result;
+  Enqueue(stream, [to, source, bytes] {
+    std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(source), bytes);
+  });
+  return kSuccess;
+}
+
 int cuCtxSynchronize(void) {
   {
     const Call call(__func__);
