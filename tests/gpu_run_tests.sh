@@ -36,6 +36,7 @@ mkdir -p "$logs"
 
 readonly CUDA_CASES='*/sm*:*/cuda*' # the GoogleTest filter of tests/CMakeLists.txt
 export FLASHCORE_SERVER=$here/flashcore-server FLASHCORE_CLI=$here/flashcore
+export FLASHCORE_DEVICE_CLIENT=$here/flashcore-device-client
 export FLASHCORE_TEST_DEVICE=${FLASHCORE_TEST_DEVICE:-cuda:0}
 failures=0
 

@@ -31,6 +31,15 @@ absl::StatusOr<std::unique_ptr<Attempts>> MakeAttempts(const Connection& connect
   return connection.transport().MakeAttempts(request, call);
 }
 
+absl::StatusOr<std::unique_ptr<Attempts>> MakeCudaStreamAttempt(const Connection& connection,
+                                                                const AttendRequest& request,
+                                                                void* stream,
+                                                                const CallOptions& call) {
+  if (absl::Status status = connection.CheckProcess(); !status.ok()) return status;
+  if (absl::Status status = CheckRequest(request); !status.ok()) return status;
+  return connection.transport().MakeCudaStreamAttempt(request, stream, call);
+}
+
 }  // namespace client
 
 void AttendCall::Start() {

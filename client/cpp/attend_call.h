@@ -28,9 +28,16 @@ absl::StatusOr<std::unique_ptr<Attempts>> MakeAttempts(const Connection& connect
                                                        const AttendRequest& request,
                                                        const CallOptions& call);
 
+// That of Client::AttendOnCudaStream.
+absl::StatusOr<std::unique_ptr<Attempts>> MakeCudaStreamAttempt(const Connection& connection,
+                                                                const AttendRequest& request,
+                                                                void* stream,
+                                                                const CallOptions& call);
+
 }  // namespace client
 
-// An AttendAsync. Keeps itself alive from Start until its callback has run. Thread-safe.
+// An AttendAsync or AttendOnCudaStream. Keeps itself alive from Start until its callback has run.
+// Thread-safe.
 class AttendCall : public std::enable_shared_from_this<AttendCall> {
  public:
   struct Args {

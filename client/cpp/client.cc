@@ -1,5 +1,6 @@
 #include "flashcore/client.h"
 
+#include <string>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -30,16 +31,29 @@ absl::Status Client::Attend(const AttendRequest& request, AttendResult* result,
 
 CallHandle Client::AttendAsync(const AttendRequest& request, AttendCallback done,
                                const CallOptions& call) {
-  AttendCall::Args args;
-  args.deadline = connection_->Deadline(call);
-  auto attempts = client::MakeAttempts(*connection_, request, {args.deadline, call.affinity});
+  const CallOptions whole = {connection_->Deadline(call), call.affinity};  // of all attempts
+  return StartCall(client::MakeAttempts(*connection_, request, whole), request.SafeToRepeat(),
+                   *whole.deadline, std::move(done));
+}
+
+CallHandle Client::AttendOnCudaStream(const AttendRequest& request, void* stream,
+                                      AttendCallback done, const CallOptions& call) {
+  const CallOptions whole = {connection_->Deadline(call), call.affinity};
+  return StartCall(client::MakeCudaStreamAttempt(*connection_, request, stream, whole),
+                   /*safe_to_repeat=*/false, *whole.deadline, std::move(done));
+}
+
+CallHandle Client::StartCall(absl::StatusOr<std::unique_ptr<client::Attempts>> attempts,
+                             bool safe_to_repeat, absl::Time deadline, AttendCallback done) {
   if (!attempts.ok()) {
     done(attempts.status(), {});
     return {};
   }
+  AttendCall::Args args;
   args.connection = connection_;
   args.attempts = *std::move(attempts);
-  args.safe_to_repeat = request.SafeToRepeat();
+  args.safe_to_repeat = safe_to_repeat;
+  args.deadline = deadline;
   args.done = std::move(done);
   auto async = std::make_shared<AttendCall>(std::move(args));
   async->Start();
@@ -53,6 +67,12 @@ void CallHandle::Cancel() {
 absl::StatusOr<std::unique_ptr<SharedMemory>> Client::CreateSharedMemory(
     size_t bytes, const SharedMemoryOptions& options, const CallOptions& call) {
   return SharedMemory::Create(connection_, bytes, options, call);
+}
+
+absl::StatusOr<DeviceMemory> Client::AllocateDeviceMemory(size_t bytes,
+                                                          const std::string& device_id,
+                                                          const CallOptions& call) {
+  return DeviceMemory::Allocate(connection_, bytes, device_id, call);
 }
 
 std::unique_ptr<AttendStream> Client::OpenStream(const StreamOptions& options) {

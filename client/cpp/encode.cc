@@ -136,6 +136,12 @@ void SetDestination(const AttendRequest& request, Destination* out) {
 
 absl::StatusOr<EncodedRequest> EncodeRequest(const AttendRequest& request, size_t max_message_bytes,
                                              BorrowedMemory* borrowed, uint64_t timeout_ns) {
+  absl::Status status = CheckOnHost("query", request.query.data());
+  status.Update(CheckOnHost("key", request.key.data()));
+  status.Update(CheckOnHost("value", request.value.data()));
+  status.Update(CheckOnHost("output", request.output.data()));
+  status.Update(CheckOnHost("lse", request.lse.data()));
+  if (!status.ok()) return status;
   v1::AttendRequest small;
   SetSmallFields(request, &small);
   small.set_timeout_ns(timeout_ns);

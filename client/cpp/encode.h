@@ -47,8 +47,8 @@ struct EncodedRequest {
 };
 
 // For gRPC: the message has all tensors. They are slices of the caller's memory if `borrowed` is
-// given, else they are copied once. RESOURCE_EXHAUSTED if the message is larger than
-// `max_message_bytes`. `timeout_ns`: only in a stream; 0: none.
+// given, else they are copied once. INVALID_ARGUMENT if one is on a GPU; RESOURCE_EXHAUSTED if the
+// message is larger than `max_message_bytes`. `timeout_ns`: only in a stream; 0: none.
 absl::StatusOr<EncodedRequest> EncodeRequest(const AttendRequest& request, size_t max_message_bytes,
                                              BorrowedMemory* borrowed = nullptr,
                                              uint64_t timeout_ns = 0);

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "flashcore/v1/attention.pb.h"
@@ -35,21 +36,28 @@ class BorrowedMemory {
   int slices_ ABSL_GUARDED_BY(mutex_) = 0;  // that gRPC holds
 };
 
-// The shared memory that a server knows, by address. Thread-safe.
+// INVALID_ARGUMENT if `data`, of `tensor`, is on a GPU, so that the host cannot copy it.
+absl::Status CheckOnHost(const char* tensor, const void* data);
+
+// The memory that a client shares with a server, by address. Thread-safe.
 class RegionTable {
  public:
   struct Region {
     size_t bytes = 0;
-    std::string id;
+    std::string id;          // empty: the server does not have it any more
     bool read_only = false;  // for the server
+    bool on_gpu = false;
   };
 
   void Add(const void* data, Region region);
   void Remove(const void* data);  // does nothing if it is not there
 
-  // The place of `bytes` at `data` in a region, if all of them are in one, the server has the
-  // access it needs, and they are aligned as the contract requires. Else, or without bytes: false.
-  bool Find(const void* data, size_t bytes, bool to_write, v1::MemoryRange* range) const;
+  // True, with the place of `tensor` (its name in errors), `bytes` at `data`, if all of them are in
+  // one region, the server has the access it needs, and they are aligned as the contract requires.
+  // False, without a place: the host can copy it, or it has no bytes. INVALID_ARGUMENT for a tensor
+  // on a GPU that is not so in a region; NOT_FOUND (REGION_LOST) if the server has lost the region.
+  absl::StatusOr<bool> Find(const char* tensor, const void* data, size_t bytes, bool to_write,
+                            v1::MemoryRange* range) const;
 
  private:
   mutable absl::Mutex mutex_;

@@ -10,6 +10,7 @@
 #include "client/cpp/encode.h"
 #include "client/cpp/lease.h"
 #include "client/cpp/load_rows.h"
+#include "client/cpp/memory.h"
 #include "client/cpp/sequence_calls.h"
 #include "client/local/process.h"
 #include "flashcore/error_info.h"
@@ -179,6 +180,9 @@ absl::StatusOr<v1::SequenceInfo> Sequence::Append(uint32_t layer, absl::Span<con
         "key, value: ", key.size(), " and ", value.size(),
         " bytes; want the same number of rows of ", row_bytes, " bytes in both, at least 1"));
   }
+  absl::Status on_host = client::CheckOnHost("key", key.data());
+  on_host.Update(client::CheckOnHost("value", value.data()));
+  if (!on_host.ok()) return on_host;
   return WithReload(call, [&](const Resident& now, const CallOptions& routed) {
     const client::RowsToLoad rows = {now.id,
                                      layer,

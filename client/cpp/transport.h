@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "client/cpp/load_rows.h"
 #include "client/cpp/stream_core.h"
+#include "client/local/device_memory.h"
 #include "client/local/memory.h"
 #include "flashcore/attend.h"
 #include "flashcore/attend_stream.h"
@@ -66,6 +67,10 @@ class Transport {
   // Takes a copy of `request`, except for tensors in shared memory, its output and its LSE.
   virtual absl::StatusOr<std::unique_ptr<Attempts>> MakeAttempts(const AttendRequest& request,
                                                                  const CallOptions& call) = 0;
+  // One attempt, in the order of a CUDA stream: Start, which is called once, enqueues on it. All
+  // tensors are in memory that the server has. Connects if need be.
+  virtual absl::StatusOr<std::unique_ptr<Attempts>> MakeCudaStreamAttempt(
+      const AttendRequest& request, void* stream, const CallOptions& call) = 0;
   virtual std::shared_ptr<StreamCore> OpenStream(const StreamOptions& options) = 0;
   // Blocks until all rows are appended. After an error, the first may have been.
   virtual absl::StatusOr<v1::LoadSequenceResponse> LoadRows(const RowsToLoad& rows,
@@ -75,13 +80,17 @@ class Transport {
   virtual absl::StatusOr<HealthStatus> CheckHealth(absl::string_view service,
                                                    const CallOptions& call) = 0;
 
-  // Memory that the server maps, too; it is registered with each later connection. Memory of
-  // another kind than the host's has its place here.
+  // Memory that the server maps, too; it is registered with each later connection.
   virtual absl::StatusOr<std::shared_ptr<local::Memory>> CreateMemory(size_t bytes,
                                                                       bool inputs_only,
                                                                       const CallOptions& call) = 0;
   virtual void RemoveMemory(const local::Memory* memory) = 0;
   virtual bool HasMemory(const local::Memory* memory) const = 0;
+  // Memory of a GPU of the server; it is of one connection. `device_id`: empty for its first.
+  virtual absl::StatusOr<std::shared_ptr<const local::DeviceMemory>> AllocateDeviceMemory(
+      size_t bytes, const std::string& device_id, const CallOptions& call) = 0;
+  virtual void RemoveDeviceMemory(const local::DeviceMemory* memory) = 0;
+  virtual bool HasDeviceMemory(const local::DeviceMemory* memory) const = 0;
 
   // False if there is no connection by the deadline.
   virtual bool WaitForConnected(absl::Time deadline) = 0;

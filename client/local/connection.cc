@@ -182,8 +182,8 @@ Status Connection::Call(std::string_view method, std::string_view message, Stead
 }
 
 Status Connection::StartCall(std::string_view method, std::string_view message, SteadyTime deadline,
-                             Done done, uint64_t* id) {
-  return Send(kCall, CallAction(method, message, deadline), -1, deadline, std::move(done), id);
+                             SteadyTime send_by, Done done, uint64_t* id) {
+  return Send(kCall, CallAction(method, message, deadline), -1, send_by, std::move(done), id);
 }
 
 Status Connection::Register(const Memory& memory, bool read_only, SteadyTime deadline,

@@ -75,9 +75,10 @@ class Connection {
   // One attempt of a unary RPC, by serialized messages.
   Status Call(std::string_view method, std::string_view message, SteadyTime deadline,
               std::string* response);
-  // The same without waiting: `done` gets the response. `id` is for CancelCall.
+  // The same without waiting: `done` gets the response. `id` is for CancelCall. If the server has
+  // not begun to read it at `send_by`, it is not sent: DEADLINE_EXCEEDED.
   Status StartCall(std::string_view method, std::string_view message, SteadyTime deadline,
-                   Done done, uint64_t* id);
+                   SteadyTime send_by, Done done, uint64_t* id);
   void CancelCall(uint64_t id);
 
   Status Register(const Memory& memory, bool read_only, SteadyTime deadline,

@@ -2,10 +2,13 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <type_traits>
 
 namespace flashcore::client::local {
 namespace {
+
+std::atomic<const CudaDriver*> loaded_driver{nullptr};  // for OnGpu
 
 constexpr char kLibrary[] = "libcuda.so.1";
 
@@ -57,6 +60,7 @@ Status LoadFunctions(CudaDriver* driver) {
   load("cuMemHostRegister_v2", &driver->cuMemHostRegister);
   load("cuMemHostUnregister", &driver->cuMemHostUnregister);
   load("cuMemHostGetDevicePointer_v2", &driver->cuMemHostGetDevicePointer);
+  load("cuPointerGetAttribute", &driver->cuPointerGetAttribute);
   load("cuStreamGetCtx", &driver->cuStreamGetCtx);
   load("cuStreamGetId", &driver->cuStreamGetId);
   load("cuStreamIsCapturing", &driver->cuStreamIsCapturing);
@@ -74,6 +78,7 @@ Status CudaDriver::Get(const CudaDriver** driver) {
   struct Loaded {
     Loaded() : status(LoadFunctions(&driver)) {
       if (status.ok()) status = driver.Check(driver.cuInit(0), "cuInit");
+      if (status.ok()) loaded_driver.store(&driver, std::memory_order_release);
     }
     CudaDriver driver = {};
     Status status;
@@ -115,6 +120,21 @@ Status CudaDriver::FindDevice(const CuUuid& uuid, int* ordinal, int* device) con
           "the server's memory is on " + UuidText(uuid) + ", which this process does not see; " +
               (seen.empty() ? "it sees no GPU" : "it sees " + seen) + ": see CUDA_VISIBLE_DEVICES",
           ""};
+}
+
+bool OnGpu(const void* data) {
+  constexpr int kMemoryType = 2, kIsManaged = 8;  // CU_POINTER_ATTRIBUTE_*
+  constexpr unsigned kDevice = 2;                 // CU_MEMORYTYPE_DEVICE
+  const CudaDriver* const driver = loaded_driver.load(std::memory_order_acquire);
+  if (driver == nullptr) return false;
+  const auto address = reinterpret_cast<CuAddress>(data);
+  unsigned type = 0;  // an error: CUDA does not know the memory
+  if (driver->cuPointerGetAttribute(&type, kMemoryType, address) != 0 || type != kDevice) {
+    return false;
+  }
+  unsigned managed = 0;
+  driver->cuPointerGetAttribute(&managed, kIsManaged, address);
+  return managed == 0;
 }
 
 std::string UuidText(const CuUuid& uuid) {

@@ -67,11 +67,16 @@ struct CudaDriver {
   int (*cuMemHostRegister)(void* data, size_t bytes, unsigned flags);
   int (*cuMemHostUnregister)(void* data);
   int (*cuMemHostGetDevicePointer)(CuAddress* address, void* data, unsigned flags);
+  int (*cuPointerGetAttribute)(void* value, int attribute, CuAddress address);
   int (*cuStreamGetCtx)(CuStream stream, CuContext* context);
   int (*cuStreamGetId)(CuStream stream, uint64_t* id);
   int (*cuStreamIsCapturing)(CuStream stream, int* state);
   int (*cuStreamBatchMemOp)(CuStream stream, unsigned count, CuMemOp* operations, unsigned flags);
 };
+
+// Whether `data` is memory of a GPU, which the host cannot read. False in a process that has not
+// used CudaDriver::Get: it has no memory of these clients.
+bool OnGpu(const void* data);
 
 // "GPU-01020304-...", as nvidia-smi prints it.
 std::string UuidText(const CuUuid& uuid);

@@ -40,25 +40,24 @@ Status DeviceMemory::Import(uint64_t bytes, const Connection::Reply& reply) {
     return BadReply("a region_id of " + std::to_string(region_id_.size()) + " bytes");
   }
   const std::string uuid_bytes = BytesField(reply.result, kUuidField);
-  CuUuid uuid = {};
-  if (uuid_bytes.size() != sizeof(uuid.bytes)) {
+  if (uuid_bytes.size() != sizeof(uuid_.bytes)) {
     return BadReply("a device_uuid of " + std::to_string(uuid_bytes.size()) + " bytes");
   }
-  std::memcpy(uuid.bytes, uuid_bytes.data(), sizeof(uuid.bytes));
+  std::memcpy(uuid_.bytes, uuid_bytes.data(), sizeof(uuid_.bytes));
   bytes_ = NumberField(reply.result, kBytesField);
   if (bytes_ < bytes) {
     return BadReply(std::to_string(bytes_) + " bytes of device memory, for " +
                     std::to_string(bytes));
   }
   if (reply.file.get() < 0) return BadReply("device memory without a file descriptor");
-  return Map(reply.file, uuid);
+  return Map(reply.file);
 }
 
-Status DeviceMemory::Map(const File& file, const CuUuid& uuid) {
+Status DeviceMemory::Map(const File& file) {
   constexpr int kFileDescriptor = 1;          // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
   constexpr int kDevice = 1, kReadWrite = 3;  // CU_MEM_LOCATION_TYPE_, CU_MEM_ACCESS_FLAGS_PROT_
   const CudaDriver& driver = *driver_;
-  Status status = driver.FindDevice(uuid, &ordinal_, &device_);
+  Status status = driver.FindDevice(uuid_, &ordinal_, &device_);
   if (!status.ok()) return status;
   status =
       driver.Check(driver.cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");

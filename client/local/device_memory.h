@@ -28,6 +28,7 @@ class DeviceMemory {
     std::swap(context_, other.context_);
     std::swap(ordinal_, other.ordinal_);
     std::swap(device_, other.device_);
+    std::swap(uuid_, other.uuid_);
     std::swap(address_, other.address_);
     std::swap(bytes_, other.bytes_);
     std::swap(mapped_, other.mapped_);
@@ -39,18 +40,20 @@ class DeviceMemory {
   CuAddress address() const { return address_; }
   uint64_t bytes() const { return bytes_; }
   int ordinal() const { return ordinal_; }  // of its GPU, in this process
+  const CuUuid& uuid() const { return uuid_; }
   const std::string& region_id() const { return region_id_; }
 
  private:
   // `reply` is a LocalAllocateDeviceMemoryResult, with the memory's file. Sets the region's id even
   // if the rest fails.
   Status Import(uint64_t bytes, const Connection::Reply& reply);
-  Status Map(const File& file, const CuUuid& uuid);
+  Status Map(const File& file);
 
   const CudaDriver* driver_ = nullptr;
   CuContext context_ = nullptr;
   int ordinal_ = -1;
   int device_ = -1;
+  CuUuid uuid_ = {};
   CuAddress address_ = 0;
   uint64_t bytes_ = 0;
   bool mapped_ = false;

@@ -2,17 +2,12 @@
 #ifndef FLASHCORE_TESTS_CLIENT_C_DEVICE_FIXTURE_H_
 #define FLASHCORE_TESTS_CLIENT_C_DEVICE_FIXTURE_H_
 
-#include <sched.h>
-
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
 
 #include "flashcore/c.h"
-#include "gtest/gtest.h"
-#include "tests/client/fake_cuda/fake_cuda.h"
-#include "tests/client/fake_local_server.h"
+#include "tests/client/cuda_fixture.h"
 
 namespace flashcore {
 
@@ -31,22 +26,9 @@ enum : int {  // of gRPC
   kUnavailable = 14,
 };
 
-// Looks at a state that another thread changes, until it is so.
-template <typename Condition>
-void WaitFor(const Condition& condition) {
-  while (!condition()) sched_yield();
-}
-
-class CDeviceTest : public ::testing::Test {
+class CDeviceTest : public FakeCudaTest {
  protected:
-  CDeviceTest() { fake_cuda_reset(); }
-  ~CDeviceTest() override {
-    Close();
-    for (const char* kind :
-         {"contexts", "current", "imports", "reservations", "maps", "registrations", "streams"}) {
-      EXPECT_EQ(fake_cuda_alive(kind), 0) << kind;
-    }
-  }
+  ~CDeviceTest() override { Close(); }
 
   void Connect(uint32_t slots = 64) {
     const flashcore_options options = {slots, 0, kTimeout, 0};
@@ -58,12 +40,7 @@ class CDeviceTest : public ::testing::Test {
   int Allocate(uint64_t bytes, flashcore_device_memory* memory) {
     return flashcore_allocate_device_memory(client_, bytes, nullptr, kTimeout, memory);
   }
-  // Waits until the server has so many regions: the ring's is one.
-  void WaitForRegions(size_t count) {
-    WaitFor([&] { return server_.regions() == count; });
-  }
 
-  FakeLocalServer server_;
   flashcore_client* client_ = nullptr;
 };
 

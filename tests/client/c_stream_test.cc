@@ -6,7 +6,6 @@
 #include <thread>
 #include <vector>
 
-#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "tests/client/c_device_fixture.h"
 
@@ -15,55 +14,14 @@ namespace {
 
 using testing::HasSubstr;
 
-// An operation of a stream that lasts until Open, or the end of this object.
-class Gate {
- public:
-  explicit Gate(CUstream stream) {
-    const auto run = [](void* gate) { static_cast<Gate*>(gate)->Run(); };
-    EXPECT_EQ(cuLaunchHostFunc(stream, run, this), 0);
-  }
-  ~Gate() {
-    Open();
-    passed_.WaitForNotification();
-  }
-  void Open() {
-    if (!open_.HasBeenNotified()) open_.Notify();
-  }
-
- private:
-  void Run() {
-    open_.WaitForNotification();
-    passed_.Notify();
-  }
-
-  absl::Notification open_, passed_;
-};
-
 class CStreamTest : public CDeviceTest {
  protected:
   static constexpr size_t kRowBytes = 16;  // of Q and of O
   static constexpr int kMaxRequests = 100;
 
-  CStreamTest() {
-    cuInit(0);
-    EXPECT_EQ(cuDevicePrimaryCtxRetain(&context_, 0), 0);
-    EXPECT_EQ(cuCtxPushCurrent_v2(context_), 0);
-    stream_ = NewStream();
-  }
-  ~CStreamTest() override {
-    Close();
-    for (CUstream const stream : streams_) EXPECT_EQ(cuStreamDestroy_v2(stream), 0);
-    CUcontext popped = nullptr;
-    EXPECT_EQ(cuCtxPopCurrent_v2(&popped), 0);
-    EXPECT_EQ(cuDevicePrimaryCtxRelease_v2(0), 0);
-  }
+  ~CStreamTest() override { Close(); }
 
-  CUstream NewStream() {
-    CUstream stream = nullptr;
-    EXPECT_EQ(cuStreamCreate(&stream, 1), 0);
-    streams_.push_back(stream);
-    return stream;
-  }
+  CUstream NewStream() { return streams_.New(); }
   void Start(uint32_t slots = 64) {
     Connect(slots);
     ASSERT_EQ(Allocate(2 * kMaxRequests * kRowBytes, &memory_), FLASHCORE_OK);
@@ -114,9 +72,8 @@ class CStreamTest : public CDeviceTest {
   }
 
   flashcore_device_memory memory_ = {};
-  CUcontext context_ = nullptr;
-  CUstream stream_ = nullptr;
-  std::vector<CUstream> streams_;
+  CudaStreams streams_;
+  CUstream const stream_ = NewStream();
 
  private:
   struct StepOf {

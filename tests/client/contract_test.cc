@@ -2,15 +2,17 @@
 // that the contract has and the client has not fails here.
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/cpp/answer.h"
 #include "client/cpp/encode.h"
-#include "client/cpp/local/ring_request.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/client/cpp_device_fixture.h"
 #include "tests/client/request_fixture.h"
 
 namespace flashcore::client {
@@ -18,12 +20,6 @@ namespace {
 
 using ::google::protobuf::FieldDescriptor;
 using ::testing::IsEmpty;
-
-// Fields that the client leaves out on purpose: {full name, reason}.
-const std::map<std::string, std::string> kLeftOut = {
-    {"flashcore.v1.AttendRequest.inputs_ready", "flashcore_submit_on_stream of the C library"},
-    {"flashcore.v1.AttendRequest.results_ready", "the same"},
-};
 
 std::string BytesOf(const grpc::ByteBuffer& message) {
   std::vector<grpc::Slice> slices;
@@ -41,7 +37,7 @@ v1::AttendRequest Parse(const grpc::ByteBuffer& message) {
   return request;
 }
 
-// Full names of the fields of its type that `message` does not have, and that kLeftOut lacks.
+// Full names of the fields of its type that `message` does not have.
 std::vector<std::string> MissingFields(const google::protobuf::Message& message) {
   std::vector<const FieldDescriptor*> present;
   message.GetReflection()->ListFields(message, &present);
@@ -49,9 +45,7 @@ std::vector<std::string> MissingFields(const google::protobuf::Message& message)
   std::vector<std::string> missing;
   for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) {
     const FieldDescriptor* field = message.GetDescriptor()->field(i);
-    if (set.count(field) == 0 && kLeftOut.count(field->full_name()) == 0) {
-      missing.push_back(field->full_name());
-    }
+    if (set.count(field) == 0) missing.push_back(field->full_name());
   }
   return missing;
 }
@@ -66,7 +60,9 @@ std::set<int> Values(const google::protobuf::EnumDescriptor* descriptor) {
   return values;
 }
 
-TEST(ContractTest, TheClientSendsEveryFieldOfARequest) {
+class ContractTest : public CppDeviceTest {};
+
+TEST_F(ContractTest, TheClientSendsEveryFieldOfARequest) {
   RequestFixture r("name");
   AttendRequest& request = r.request;
   request.spans[0].sequence_id = "0123456789abcdef";
@@ -80,23 +76,35 @@ TEST(ContractTest, TheClientSendsEveryFieldOfARequest) {
   v1::AttendRequest sent =
       Parse(EncodeRequest(request, 1 << 20, /*borrowed=*/nullptr, /*timeout_ns=*/5)->message);
 
-  // The same over the local socket, with tensors in shared memory.
-  RegionTable regions;
-  const auto add = [&regions](const void* data, size_t bytes) {
-    regions.Add(data, {bytes, "region", /*read_only=*/false});
+  // The same over the local socket, in the order of a CUDA stream.
+  v1::AttendRequest in_ring;
+  server_.on_attend = [&](const v1::AttendRequest& got) {
+    in_ring = got;
+    return v1::Status();
   };
-  add(r.query.data(), r.query.size());
-  add(r.key.data(), r.key.size());
-  add(r.value.data(), r.value.size());
-  add(r.output.data(), r.output.size());
-  add(r.lse_values.data(), r.lse_values.size() * sizeof(float));
-  local::RingRequest in_ring;
-  ASSERT_EQ(in_ring.Prepare(request, regions, /*pool=*/nullptr, local::SteadyTime::max()),
-            absl::OkStatus());
-  v1::AttendRequest shared;
-  ASSERT_TRUE(shared.ParseFromString(in_ring.Serialized()));
-  sent.MergeFrom(shared);
+  CudaStreams streams;
+  CUstream const stream = streams.New();
+  auto memory = std::make_unique<DeviceMemory>(Allocate());
+  std::byte* at = memory->address() + 16;
+  const auto take = [&at](size_t bytes) { return std::exchange(at, at + (bytes + 15) / 16 * 16); };
+  request.query = {take(r.query.size()), r.query.size()};
+  request.key = {take(r.key.size()), r.key.size()};
+  request.value = {take(r.value.size()), r.value.size()};
+  request.output = {take(r.output.size()), r.output.size()};
+  request.lse = {reinterpret_cast<float*>(take(r.lse_values.size() * sizeof(float))),
+                 r.lse_values.size()};
+  for (int i = 0; i < 2; ++i) {  // the first has counters at offset 0
+    Outcome outcome;
+    client_->AttendOnCudaStream(request, i == 0 ? stream : streams.New(), outcome.Callback());
+    ASSERT_EQ(outcome.Wait(), absl::OkStatus());
+  }
+  memory.reset();
+  Close();
+  sent.MergeFrom(in_ring);
   EXPECT_THAT(MissingFields(sent), IsEmpty());
+  EXPECT_THAT(MissingFields(sent.inputs_ready()), IsEmpty());
+  EXPECT_THAT(MissingFields(sent.results_ready()), IsEmpty());
+  EXPECT_THAT(MissingFields(sent.query_range()), IsEmpty());
   EXPECT_THAT(MissingFields(sent.spans(0)), IsEmpty());
   EXPECT_THAT(MissingFields(sent.mask()), IsEmpty());
   for (const auto& [range, bytes] : {std::pair(sent.query_range(), r.query.size()),
@@ -108,7 +116,7 @@ TEST(ContractTest, TheClientSendsEveryFieldOfARequest) {
   }
 }
 
-TEST(ContractTest, TheClientHasEveryPhaseOfTiming) {
+TEST_F(ContractTest, TheClientHasEveryPhaseOfTiming) {
   const std::map<std::string, uint64_t Timing::*> phases = {
       {"receive_ns", &Timing::receive_ns}, {"staging_wait_ns", &Timing::staging_wait_ns},
       {"queue_ns", &Timing::queue_ns},     {"copy_in_ns", &Timing::copy_in_ns},
@@ -132,7 +140,7 @@ TEST(ContractTest, TheClientHasEveryPhaseOfTiming) {
   }
 }
 
-TEST(ContractTest, TheClientHasEveryValueOfTheEnums) {
+TEST_F(ContractTest, TheClientHasEveryValueOfTheEnums) {
   std::set<int> dtypes, layouts, masks;
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) dtypes.insert(ToProto(dtype));
   for (const Layout layout : {Layout::kNHD, Layout::kHND}) layouts.insert(ToProto(layout));

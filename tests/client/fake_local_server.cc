@@ -2,6 +2,7 @@
 
 #include <linux/futex.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -297,7 +298,9 @@ void FakeLocalServer::Handle(Connection* connection, const v1::LocalRequest& req
     if (request.call().method() == "Attend") {
       v1::AttendRequest attend;
       attend.ParseFromString(request.call().message());
+      while (!connection->Reached(attend.inputs_ready()) && !stopping_) sched_yield();
       message = Answer(connection, attend).SerializeAsString();
+      connection->Raise(attend.results_ready());
     } else if (on_call != nullptr) {
       status = on_call(request.call(), &message);
     } else {

@@ -23,8 +23,8 @@ struct ClientMemory {
     for (size_t i = 0; i < kClientBytes; ++i) {
       plain[i] = shared[i] = read_only[i] = static_cast<std::byte>(i % 251);
     }
-    table.Add(shared, {kClientBytes, "shared", false});
-    table.Add(read_only, {kClientBytes, "read only", true});
+    table.Add(shared, {kClientBytes, "shared", false, false});
+    table.Add(read_only, {kClientBytes, "read only", true, false});
   }
 
   alignas(16) std::byte plain[kClientBytes];
@@ -178,8 +178,11 @@ void CheckClientRequest(const v1::AttendRequest& message) {
   if (!request.has_value() || !FitsClient(*request)) return;
   v1::AttendRequest want = message;
   want.DiscardUnknownFields();
-  want.clear_timeout_ns();    // only a stream sets it
-  want.clear_inputs_ready();  // which this client leaves out
+  want.clear_timeout_ns();   // only a stream sets it
+  v1::AttendRequest points;  // of a request on a CUDA stream
+  if (want.has_inputs_ready()) points.mutable_inputs_ready()->Swap(want.mutable_inputs_ready());
+  if (want.has_results_ready()) points.mutable_results_ready()->Swap(want.mutable_results_ready());
+  want.clear_inputs_ready();
   want.clear_results_ready();
   ClearTensors(&want);
   if (!HasBound(message.mask()) && message.mask().kind() == v1::Mask::KIND_NONE) want.clear_mask();
@@ -194,9 +197,11 @@ void CheckClientRequest(const v1::AttendRequest& message) {
     const absl::Status prepared = in_ring.Prepare(*request, Client().table, /*pool=*/nullptr,
                                                   client::local::SteadyTime::max());
     Require(prepared.ok(), "the client refuses a request for a ring");
-    v1::AttendRequest got;
+    in_ring.Append(points.SerializeAsString());
+    v1::AttendRequest got, want_in_ring = want;
+    want_in_ring.MergeFrom(points);
     Require(got.ParseFromString(in_ring.Serialized()), "a malformed ring request");
-    Require(got.SerializeAsString() == want.SerializeAsString(),
+    Require(got.SerializeAsString() == want_in_ring.SerializeAsString(),
             "the client writes other values to a ring");
   }
 

@@ -21,6 +21,9 @@
 namespace flashcore::client {
 namespace {
 
+constexpr char kDeviceMemory[] =
+    "device memory and CUDA streams need a local: target, of a server with --local_listen and "
+    "--local_device_tensors";
 constexpr char kService[] = "/flashcore.v1.AttentionService/";
 constexpr char kLoadMethod[] = "/flashcore.v1.AttentionService/LoadSequence";
 constexpr char kHealthMethod[] = "/grpc.health.v1.Health/Check";
@@ -155,6 +158,16 @@ absl::StatusOr<std::shared_ptr<local::Memory>> GrpcTransport::CreateMemory(
     size_t /*bytes*/, bool /*inputs_only*/, const CallOptions& /*call*/) {
   return absl::UnimplementedError(
       "shared memory needs a local: target, of a server with --local_listen");
+}
+
+absl::StatusOr<std::shared_ptr<const local::DeviceMemory>> GrpcTransport::AllocateDeviceMemory(
+    size_t /*bytes*/, const std::string& /*device_id*/, const CallOptions& /*call*/) {
+  return absl::UnimplementedError(kDeviceMemory);
+}
+
+absl::StatusOr<std::unique_ptr<Attempts>> GrpcTransport::MakeCudaStreamAttempt(
+    const AttendRequest& /*request*/, void* /*stream*/, const CallOptions& /*call*/) {
+  return absl::UnimplementedError(kDeviceMemory);
 }
 
 const std::shared_ptr<grpc::Channel>& GrpcTransport::callback_channel() const {

@@ -38,6 +38,10 @@ class GrpcTransport final : public Transport, public std::enable_shared_from_thi
                       AttendResult* result) override;
   absl::StatusOr<std::unique_ptr<Attempts>> MakeAttempts(const AttendRequest& request,
                                                          const CallOptions& call) override;
+  // UNIMPLEMENTED.
+  absl::StatusOr<std::unique_ptr<Attempts>> MakeCudaStreamAttempt(const AttendRequest& request,
+                                                                  void* stream,
+                                                                  const CallOptions& call) override;
   std::shared_ptr<StreamCore> OpenStream(const StreamOptions& options) override;
   absl::StatusOr<v1::LoadSequenceResponse> LoadRows(const RowsToLoad& rows,
                                                     const CallOptions& call) override;
@@ -49,6 +53,11 @@ class GrpcTransport final : public Transport, public std::enable_shared_from_thi
                                                               const CallOptions& call) override;
   void RemoveMemory(const local::Memory* /*memory*/) override {}
   bool HasMemory(const local::Memory* /*memory*/) const override { return false; }
+  // UNIMPLEMENTED.
+  absl::StatusOr<std::shared_ptr<const local::DeviceMemory>> AllocateDeviceMemory(
+      size_t bytes, const std::string& device_id, const CallOptions& call) override;
+  void RemoveDeviceMemory(const local::DeviceMemory* /*memory*/) override {}
+  bool HasDeviceMemory(const local::DeviceMemory* /*memory*/) const override { return false; }
 
   bool WaitForConnected(absl::Time deadline) override;
   // Blocking calls alone poll the sockets, and they do not if they fail at once.

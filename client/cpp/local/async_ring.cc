@@ -1,9 +1,12 @@
 #include "client/cpp/local/async_ring.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "client/cpp/local/convert.h"
+#include "proto/wire/frames.h"
 #include "proto/wire/start_thread.h"
 
 namespace flashcore::client::local {
@@ -12,6 +15,7 @@ namespace {
 constexpr uint32_t kSlots = 64;
 constexpr uint32_t kSlotBytes = 4 * 1024;
 constexpr std::chrono::microseconds kSpin(20);
+constexpr size_t kMaxCallBytes = wire::kMaxFrameBytes - 1024;  // a call's other fields take less
 
 }  // namespace
 
@@ -60,12 +64,33 @@ void AsyncRing::Stop() {
 }
 
 uint64_t AsyncRing::Start(std::shared_ptr<RingRequest> request, SteadyTime deadline, Done done) {
+  return Add({std::move(request), deadline, std::move(done)});
+}
+
+absl::StatusOr<uint64_t> AsyncRing::StartOnCudaStream(std::shared_ptr<RingRequest> request,
+                                                      CuStream stream, Timelines* timelines,
+                                                      SteadyTime deadline, Done* done) {
+  absl::MutexLock lock(&order_mutex_);
+  // Later nothing may fail but the connection, whose end releases the stream.
+  if (connection_->ended()) return ToAbsl(connection_->end_status());
+  if (deadline <= std::chrono::steady_clock::now()) return ToAbsl(TooLate());
+  const size_t bytes = request->Bytes() + Timelines::kMaxFieldBytes;
+  if (bytes > kMaxCallBytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("request: ", bytes, " bytes; want at most ", kMaxCallBytes, ": fewer spans"));
+  }
+  std::string_view fields;
+  const Status status = timelines->Order(stream, &fields);
+  if (!status.ok()) return ToAbsl(status);
+  request->Append(fields);
+  return Add({std::move(request), deadline, std::move(*done), /*awaited=*/true});
+}
+
+uint64_t AsyncRing::Add(Entry added) {
   absl::MutexLock lock(&mutex_);
   const uint64_t ticket = next_ticket_++;
   Entry& entry = entries_[ticket];
-  entry.request = std::move(request);
-  entry.deadline = deadline;
-  entry.done = std::move(done);
+  entry = std::move(added);
   queue_.push_back(ticket);
   const bool earlier = entry.deadline < look_again_;
   Pump();
@@ -174,8 +199,12 @@ void AsyncRing::GiveUp(uint64_t ticket, Entry* entry, absl::Status status,
   Ended& one = ended->emplace_back(Ended{std::move(entry->done), std::move(status), {}});
   one.result.request_bytes = entry->request->Bytes();
   entry->done = nullptr;
-  if (entry->in_ring) ring_->Cancel(ticket);
-  if (entry->call_id != 0) connection_->CancelCall(entry->call_id);
+  CancelSent(ticket, *entry);
+}
+
+void AsyncRing::CancelSent(uint64_t ticket, const Entry& entry) {
+  if (entry.in_ring) ring_->Cancel(ticket);
+  if (entry.call_id != 0) connection_->CancelCall(entry.call_id);
 }
 
 void AsyncRing::Pump() {
@@ -183,24 +212,30 @@ void AsyncRing::Pump() {
   while (!queue_.empty() && !connection_->ended()) {
     const uint64_t ticket = queue_.front();
     const auto it = entries_.find(ticket);
-    if (it == entries_.end() || it->second.done == nullptr) {  // given up
+    const bool given_up = it == entries_.end() || it->second.done == nullptr;
+    if (given_up && (it == entries_.end() || !it->second.awaited)) {
       if (it != entries_.end()) entries_.erase(it);
       queue_.pop_front();
       continue;
     }
     Entry& entry = it->second;
-    if (entry.request->Bytes() > ring.RequestBytes() ||
-        entry.request->MaxAnswerBytes() > ring.AnswerBytes()) {
-      queue_.pop_front();
-      SendAsCall(ticket, &entry);
-      continue;
-    }
-    if (ring.Full()) return;
+    const bool in_ring = FitsInSlot(*entry.request);
+    if (in_ring && ring.Full()) return;
     queue_.pop_front();
-    entry.request->Serialize(ring.NextSlot());
-    entry.in_ring = true;
-    ring_->Submit(ticket, TimeoutNs(entry.deadline), entry.request->Bytes());
+    if (in_ring) {
+      entry.request->Serialize(ring.NextSlot());
+      entry.in_ring = true;
+      ring_->Submit(ticket, TimeoutNs(entry.deadline), entry.request->Bytes());
+    } else {
+      SendAsCall(ticket, &entry);
+    }
+    if (given_up) CancelSent(ticket, entry);
   }
+}
+
+bool AsyncRing::FitsInSlot(const RingRequest& request) const {
+  const Ring& ring = ring_->ring();
+  return request.Bytes() <= ring.RequestBytes() && request.MaxAnswerBytes() <= ring.AnswerBytes();
 }
 
 void AsyncRing::SendAsCall(uint64_t ticket, Entry* entry) {
@@ -210,9 +245,11 @@ void AsyncRing::SendAsCall(uint64_t ticket, Entry* entry) {
     call_answers_.push_back({ticket, ToAbsl(status), std::move(reply.result)});
     Kick();
   };
+  // A stream awaits the server's answer, however late the server reads.
+  const SteadyTime send_by = entry->awaited ? SteadyTime::max() : entry->deadline;
   ++calls_;
   const Status sent = connection_->StartCall("Attend", entry->request->Serialized(),
-                                             entry->deadline, answered, &entry->call_id);
+                                             entry->deadline, send_by, answered, &entry->call_id);
   if (sent.ok()) return;
   entry->call_id = 0;
   --calls_;

@@ -17,6 +17,8 @@
 #include "client/cpp/local/ring_request.h"
 #include "client/local/block_pool.h"
 #include "client/local/connection.h"
+#include "client/local/cuda.h"
+#include "client/local/timeline.h"
 #include "flashcore/attend.h"
 
 namespace flashcore::client::local {
@@ -40,6 +42,13 @@ class AsyncRing {
   // which may be later, the request is kept. Returns a ticket for Cancel.
   uint64_t Start(std::shared_ptr<RingRequest> request, SteadyTime deadline, Done done)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // The same in the order of a CUDA stream; may block while the stream has no room. One thread at a
+  // time enqueues, so that requests of a stream are in the ring in its order. After an error, in
+  // which case `*done` is as it was, the stream does not wait. `timelines` are open, of the same
+  // connection.
+  absl::StatusOr<uint64_t> StartOnCudaStream(std::shared_ptr<RingRequest> request, CuStream stream,
+                                             Timelines* timelines, SteadyTime deadline, Done* done)
+      ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
   // `done` then runs with CANCELLED, unless it has run.
   void Cancel(uint64_t ticket) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -47,7 +56,8 @@ class AsyncRing {
   struct Entry {
     std::shared_ptr<RingRequest> request;
     SteadyTime deadline;
-    Done done;  // null: it has run, or has been taken to run
+    Done done;             // null: it has run, or has been taken to run
+    bool awaited = false;  // by a CUDA stream, so it is submitted even if it was given up
     bool in_ring = false;
     uint64_t call_id = 0;  // of the connection, if the message does not fit in a slot
   };
@@ -60,6 +70,8 @@ class AsyncRing {
   AsyncRing(std::shared_ptr<Connection> connection, std::shared_ptr<BlockPool> pool,
             BlockPool::Block memory, std::unique_ptr<OpenRing> ring);
 
+  uint64_t Add(Entry entry) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool FitsInSlot(const RingRequest& request) const;
   void Run();
   // Moves what has ended to `ended`. Returns when to look again at the latest.
   SteadyTime Collect(std::vector<Ended>* ended) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -67,6 +79,7 @@ class AsyncRing {
   void Pump()
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // submits what waits, as long as there is room
   void SendAsCall(uint64_t ticket, Entry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CancelSent(uint64_t ticket, const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GiveUp(uint64_t ticket, Entry* entry, absl::Status status, std::vector<Ended>* ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -80,6 +93,7 @@ class AsyncRing {
   std::thread thread_;
   std::atomic<bool> kicked_{false};
 
+  absl::Mutex order_mutex_;  // taken before mutex_
   absl::Mutex mutex_;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t next_ticket_ ABSL_GUARDED_BY(mutex_) = 1;

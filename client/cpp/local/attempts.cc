@@ -22,10 +22,14 @@ class LocalAttempts final : public Attempts {
   absl::Status CopyInputs() {
     const absl::Status status = PrepareForSession();
     if (!absl::IsUnavailable(status)) return status;
-    for (auto* tensor : {&request_.query, &request_.key, &request_.value}) {
+    const std::pair<const char*, absl::Span<const std::byte>*> inputs[] = {
+        {"query", &request_.query}, {"key", &request_.key}, {"value", &request_.value}};
+    for (const auto& [name, tensor] : inputs) {
       v1::MemoryRange ignored;
-      if (transport_->regions().Find(tensor->data(), tensor->size(), false, &ignored)) continue;
-      *tensor = own_.emplace_back(tensor->begin(), tensor->end());
+      const absl::StatusOr<bool> stays =
+          transport_->regions().Find(name, tensor->data(), tensor->size(), false, &ignored);
+      if (!stays.ok()) return stays.status();
+      if (!*stays) *tensor = own_.emplace_back(tensor->begin(), tensor->end());
     }
     return absl::OkStatus();
   }

@@ -43,6 +43,7 @@ LocalSession::LocalSession(std::shared_ptr<Connection> connection, const RegionT
       regions_(regions),
       spin_(absl::ToChronoNanoseconds(spin)),
       pool_(std::make_shared<BlockPool>(connection_)),
+      timelines_(connection_),
       max_call_rings_(kMaxCallRings) {}
 
 LocalSession::~LocalSession() {

@@ -17,7 +17,9 @@
 #include "client/cpp/memory.h"
 #include "client/local/block_pool.h"
 #include "client/local/connection.h"
+#include "client/local/cuda.h"
 #include "client/local/timed_mutex.h"
+#include "client/local/timeline.h"
 #include "flashcore/attend.h"
 
 namespace flashcore::client::local {
@@ -47,6 +49,13 @@ class LocalSession {
   absl::Status Prepare(const AttendRequest& request, SteadyTime deadline, RingRequest* prepared) {
     return prepared->Prepare(request, *regions_, pool_.get(), deadline);
   }
+  // The same for StartOnCudaStream, which comes next: nothing is copied, and the counters of
+  // `stream` are there.
+  absl::Status PrepareOnCudaStream(const AttendRequest& request, CuStream stream,
+                                   SteadyTime deadline, RingRequest* prepared);
+  // One attempt; see AsyncRing.
+  absl::StatusOr<uint64_t> StartOnCudaStream(std::shared_ptr<RingRequest> prepared, CuStream stream,
+                                             SteadyTime deadline, AsyncRing::Done* done);
   // Opened with the first use.
   absl::StatusOr<AsyncRing*> async(SteadyTime deadline) ABSL_LOCKS_EXCLUDED(async_mutex_);
 
@@ -74,6 +83,7 @@ class LocalSession {
   const RegionTable* const regions_;
   const std::chrono::nanoseconds spin_;
   const std::shared_ptr<BlockPool> pool_;
+  Timelines timelines_;
 
   absl::Mutex mutex_;
   std::vector<std::unique_ptr<CallRing>> call_rings_ ABSL_GUARDED_BY(mutex_);

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "client/cpp/answer.h"
 #include "client/cpp/local/convert.h"
 #include "google/protobuf/io/coded_stream.h"
@@ -18,6 +19,13 @@ size_t Align(size_t bytes) {
   return (bytes + BlockPool::kAlignment - 1) / BlockPool::kAlignment * BlockPool::kAlignment;
 }
 
+absl::Status Elsewhere(const char* tensor) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(tensor,
+                   ": a request on a CUDA stream uses it in place; want it at a multiple "
+                   "of 16 bytes in DeviceMemory, or in SharedMemory, of this client"));
+}
+
 }  // namespace
 
 absl::Status RingRequest::Prepare(const AttendRequest& request, const RegionTable& regions,
@@ -28,6 +36,7 @@ absl::Status RingRequest::Prepare(const AttendRequest& request, const RegionTabl
   copies_ = {};
 
   struct Tensor {
+    const char* name;
     const void* data;
     size_t bytes;
     std::byte** copy;
@@ -35,25 +44,27 @@ absl::Status RingRequest::Prepare(const AttendRequest& request, const RegionTabl
     bool to_write;
     bool registered;
   };
-  Tensor tensors[] = {{request.query.data(), request.query.size(), &copies_.query,
+  Tensor tensors[] = {{"query", request.query.data(), request.query.size(), &copies_.query,
                        v1::AttendRequest::kQueryRangeFieldNumber, false, false},
-                      {request.key.data(), request.key.size(), &copies_.key,
+                      {"key", request.key.data(), request.key.size(), &copies_.key,
                        v1::AttendRequest::kKeyRangeFieldNumber, false, false},
-                      {request.value.data(), request.value.size(), &copies_.value,
+                      {"value", request.value.data(), request.value.size(), &copies_.value,
                        v1::AttendRequest::kValueRangeFieldNumber, false, false},
-                      {request.output.data(), request.output.size(), &copies_.output,
+                      {"output", request.output.data(), request.output.size(), &copies_.output,
                        v1::AttendRequest::kOutputRangeFieldNumber, true, false},
-                      {request.lse.data(), request.lse.size() * sizeof(float), &copies_.lse,
+                      {"lse", request.lse.data(), request.lse.size() * sizeof(float), &copies_.lse,
                        v1::AttendRequest::kLseRangeFieldNumber, true, false}};
   ranges_.clear();
   size_t block_bytes = 0;
   for (Tensor& tensor : tensors) {
-    tensor.registered =
-        tensor.bytes == 0 || regions.Find(tensor.data, tensor.bytes, tensor.to_write, &range_);
-    if (!tensor.registered) block_bytes += Align(tensor.bytes);
-    if (tensor.registered && tensor.bytes > 0) {
-      AddRange(tensor.field, range_.region_id(), range_.offset(), tensor.bytes);
-    }
+    const absl::StatusOr<bool> found =
+        regions.Find(tensor.name, tensor.data, tensor.bytes, tensor.to_write, &range_);
+    if (!found.ok()) return found.status();
+    if (*found) AddRange(tensor.field, range_.region_id(), range_.offset(), tensor.bytes);
+    tensor.registered = *found || tensor.bytes == 0;
+    if (tensor.registered) continue;
+    if (pool == nullptr) return Elsewhere(tensor.name);
+    block_bytes += Align(tensor.bytes);
   }
   if (block_bytes > 0) {
     const Status status = pool->Allocate(block_bytes, deadline, &block_);

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -20,9 +21,12 @@ class RingRequest {
  public:
   // `request` has passed CheckRequest. Tensors in one of `regions` stay there. Inputs elsewhere are
   // copied to a block of `pool`, and outputs elsewhere get room in it; `pool` and the output
-  // memory outlive the request.
+  // memory outlive the request. With null as `pool`, a tensor elsewhere is INVALID_ARGUMENT.
   absl::Status Prepare(const AttendRequest& request, const RegionTable& regions, BlockPool* pool,
                        SteadyTime deadline);
+
+  // Adds serialized fields of an AttendRequest, after Prepare.
+  void Append(std::string_view fields) { ranges_.append(fields); }
 
   size_t Bytes() const { return small_bytes_ + ranges_.size(); }  // of the message
   size_t MaxAnswerBytes() const;                                  // of its answer
@@ -50,7 +54,7 @@ class RingRequest {
   // The message follows the other. All are kept for their memory.
   v1::AttendRequest message_;  // without ranges
   size_t small_bytes_ = 0;     // of message_
-  std::string ranges_;         // serialized
+  std::string ranges_;         // serialized, and what was appended
 
   v1::MemoryRange range_;      // of Prepare
   v1::AttendResponse answer_;  // of Take

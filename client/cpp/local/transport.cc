@@ -16,10 +16,16 @@ namespace {
 constexpr absl::Duration kConnectPause = absl::Milliseconds(20);
 
 // The element of `all` with this memory.
-template <class All>
-auto Find(All& all, const Memory* memory) {
+template <class All, class AnyMemory>
+auto Find(All& all, const AnyMemory* memory) {
   return std::find_if(all.begin(), all.end(),
                       [memory](const auto& one) { return one.memory.get() == memory; });
+}
+
+// The key of `memory` in a RegionTable.
+const void* KeyOf(const DeviceMemory& memory) {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver gives a number
+  return reinterpret_cast<const void*>(memory.address());
 }
 
 // The status of a request that could not be sent, as NeverSent knows it.
@@ -101,6 +107,7 @@ absl::StatusOr<std::shared_ptr<LocalSession>> LocalTransport::Connect(SteadyTime
   for (Shared& shared : registered) Register(session.get(), deadline, &shared);
   absl::MutexLock lock(&mutex_);
   old = std::exchange(session_, session);
+  for (const OnGpu& lost : on_gpu_) Publish(*lost.memory, /*id=*/"");
   for (Shared& shared : registered) {
     const auto it = Find(shared_, shared.memory.get());
     if (it != shared_.end()) {
@@ -199,10 +206,14 @@ void LocalTransport::Register(LocalSession* session, SteadyTime deadline, Shared
 void LocalTransport::Publish(const Shared& shared) {
   const Memory& memory = *shared.memory;
   if (shared.status.ok()) {
-    regions_.Add(memory.data(), {memory.bytes(), shared.id, shared.read_only});
+    regions_.Add(memory.data(), {memory.bytes(), shared.id, shared.read_only, /*on_gpu=*/false});
   } else {
     regions_.Remove(memory.data());
   }
+}
+
+void LocalTransport::Publish(const DeviceMemory& memory, const std::string& id) {
+  regions_.Add(KeyOf(memory), {memory.bytes(), id, /*read_only=*/false, /*on_gpu=*/true});
 }
 
 absl::StatusOr<std::shared_ptr<Memory>> LocalTransport::CreateMemory(size_t bytes, bool inputs_only,
@@ -247,6 +258,42 @@ bool LocalTransport::HasMemory(const Memory* memory) const {
   absl::MutexLock lock(&mutex_);
   const auto it = Find(shared_, memory);
   return it != shared_.end() && it->status.ok() && session_->alive();
+}
+
+absl::StatusOr<std::shared_ptr<const DeviceMemory>> LocalTransport::AllocateDeviceMemory(
+    size_t bytes, const std::string& device_id, const CallOptions& call) {
+  const SteadyTime deadline = ToSteady(*call.deadline);
+  const absl::StatusOr<std::shared_ptr<LocalSession>> session = Connect(deadline);
+  if (!session.ok()) return session.status();
+  const auto memory = std::make_shared<DeviceMemory>();
+  const Status status =
+      DeviceMemory::Allocate(&(*session)->connection(), bytes, device_id, deadline, memory.get());
+  if (!status.ok()) return ToAbsl(status);
+  absl::MutexLock lock(&mutex_);
+  // There may be a new connection by now, which does not have it.
+  Publish(*memory, session_ == *session ? memory->region_id() : "");
+  on_gpu_.push_back({memory, *session});
+  return memory;
+}
+
+void LocalTransport::RemoveDeviceMemory(const DeviceMemory* memory) {
+  std::shared_ptr<LocalSession> session;  // destroyed without the lock
+  absl::MutexLock lock(&mutex_);
+  const auto it = Find(on_gpu_, memory);
+  if (it == on_gpu_.end()) return;
+  session = it->session.lock();
+  if (session != nullptr) session->connection().Unregister(memory->region_id());
+  on_gpu_.erase(it);
+  regions_.Remove(KeyOf(*memory));
+}
+
+bool LocalTransport::HasDeviceMemory(const DeviceMemory* memory) const {
+  std::shared_ptr<LocalSession> session;  // destroyed without the lock
+  absl::MutexLock lock(&mutex_);
+  const auto it = Find(on_gpu_, memory);
+  if (it == on_gpu_.end()) return false;
+  session = it->session.lock();
+  return session != nullptr && session->alive();
 }
 
 }  // namespace flashcore::client::local

@@ -82,8 +82,10 @@ struct AttendRequest {
 
   // Owned by the caller. Elements are little-endian, spans are packed one after the other, and no
   // alignment is required. Do not change Q, K and V until the call that takes the request returns:
-  // Attend sends from this memory, AttendAsync and Send copy it. Tensors in SharedMemory of this
-  // Client must not change until the result is there. Sizes: QueryBytes(), KvBytes(), KvBytes().
+  // Attend sends from this memory, AttendAsync and Send copy it. Tensors in SharedMemory and
+  // DeviceMemory of this Client must not change until the result is there. Those in DeviceMemory
+  // are written before the call, unless it is AttendOnCudaStream; elsewhere on a GPU they are
+  // INVALID_ARGUMENT. Sizes: QueryBytes(), KvBytes(), KvBytes().
   absl::Span<const std::byte> query;
   absl::Span<const std::byte> key;
   absl::Span<const std::byte> value;

@@ -19,6 +19,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,7 @@
 #include "absl/types/span.h"
 #include "flashcore/attend.h"
 #include "flashcore/attend_stream.h"
+#include "flashcore/device_memory.h"
 #include "flashcore/error_info.h"
 #include "flashcore/options.h"
 #include "flashcore/sequence.h"
@@ -37,7 +39,12 @@
 
 namespace flashcore {
 
-// Cancels an AttendAsync. A copy refers to the same call; dropping it does nothing. Thread-safe.
+namespace client {
+class Attempts;
+}
+
+// Cancels an AttendAsync or AttendOnCudaStream. A copy refers to the same call; dropping it does
+// nothing. Thread-safe.
 class CallHandle {
  public:
   CallHandle() = default;
@@ -55,7 +62,9 @@ class CallHandle {
 enum class HealthStatus { kUnknown, kServing, kNotServing };
 
 // One connection to one server. Thread-safe; calls share the connection. A Client may be destroyed
-// while its calls and streams are in flight: they still complete.
+// while its calls and streams are in flight: they still complete. When a connection with requests
+// on CUDA streams goes, here or before the next one is made, it waits for the work of these
+// streams, as cudaFree does.
 class Client {
  public:
   using AttendCallback = std::function<void(absl::Status, AttendResult)>;
@@ -83,6 +92,36 @@ class Client {
   // RESOURCE_EXHAUSTED over a limit of the server, or if this host has no memory.
   absl::StatusOr<std::unique_ptr<SharedMemory>> CreateSharedMemory(
       size_t bytes, const SharedMemoryOptions& options = {}, const CallOptions& call = {});
+
+  // Memory on the GPU on which the server has `device_id` (SequenceInfo.device_id); empty: on its
+  // first device. UNIMPLEMENTED over gRPC, if the server shares no memory of a GPU
+  // (--local_device_tensors), or without a driver here; RESOURCE_EXHAUSTED over a limit of the
+  // server; FAILED_PRECONDITION if this process does not see that GPU.
+  absl::StatusOr<DeviceMemory> AllocateDeviceMemory(size_t bytes, const std::string& device_id = {},
+                                                    const CallOptions& call = {});
+
+  // An Attend in the order of `stream`, a CUstream or cudaStream_t: it begins when the work before
+  // it in the stream is done, and work that is enqueued later finds O and LSE. No host waits for
+  // the GPU, so a step submits all its layers ahead. All tensors are in DeviceMemory of this
+  // Client, at multiples of 16 bytes; or in its SharedMemory. They are not copied, and must not
+  // change but by the stream until `done` runs.
+  //
+  // `done` runs exactly once, as that of AttendAsync. If nothing was submitted, it runs before this
+  // returns, and the stream does not wait. Else the stream goes on in any case, also if the request
+  // fails, is cancelled or late, or the connection ends; the results are then unspecified, and
+  // `done` has the error. UNAVAILABLE is never retried: later work of the stream is on its way.
+  // Errors besides those of Attend:
+  //   INVALID_ARGUMENT    a tensor is somewhere else
+  //   NOT_FOUND           REGION_LOST: its DeviceMemory is of a connection that has ended
+  //   RESOURCE_EXHAUSTED  requests of 64 other streams of this Client are unfinished, or the
+  //                       message is over 1 MiB
+  //   FAILED_PRECONDITION the stream is being captured into a CUDA graph; or it is the default
+  //                       stream (0), and this thread has no current context
+  //   UNIMPLEMENTED       over gRPC, or without a driver of CUDA 12.0 or later
+  // Thread-safe. The first call connects, and the call blocks while the stream has no room for more
+  // work, as a launch does: do not make it in a callback of this library.
+  CallHandle AttendOnCudaStream(const AttendRequest& request, void* stream, AttendCallback done,
+                                const CallOptions& call = {});
 
   // Opens an AttendStream. Its default deadline is none.
   std::unique_ptr<AttendStream> OpenStream(const StreamOptions& options = {});
@@ -126,6 +165,9 @@ class Client {
 
  private:
   explicit Client(std::shared_ptr<const client::Connection> connection);
+  // `deadline`: of all attempts together.
+  CallHandle StartCall(absl::StatusOr<std::unique_ptr<client::Attempts>> attempts,
+                       bool safe_to_repeat, absl::Time deadline, AttendCallback done);
 
   const std::shared_ptr<const client::Connection> connection_;
 };

@@ -99,7 +99,7 @@ class Sequence {
   // only a few messages at a time; the deadline covers all of them. After an error some of the rows
   // may have been appended: Info tells how many. With expected_length, FAILED_PRECONDITION unless
   // the layer has that many rows before. INVALID_ARGUMENT, and nothing is sent, if the byte counts
-  // are not whole rows.
+  // are not whole rows, or if they are on a GPU: rows there are appended by an Attend.
   absl::StatusOr<v1::SequenceInfo> Append(uint32_t layer, absl::Span<const std::byte> key,
                                           absl::Span<const std::byte> value, Layout layout,
                                           std::optional<uint64_t> expected_length = std::nullopt,

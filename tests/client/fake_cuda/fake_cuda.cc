@@ -95,6 +95,7 @@ struct Driver {
   std::mutex mutex;
   pid_t process = 0;  // in which it was initialised
   int gpus = 1;
+  unsigned managed = 0;
   std::array<Uuid, kMaxGpus> uuids = {};
   std::array<CUctx_st, kMaxGpus> contexts;
   int current = 0;  // contexts, on all threads
@@ -422,6 +423,23 @@ int cuMemHostGetDevicePointer_v2(uint64_t* address, void* data, unsigned flags) 
   return kSuccess;
 }
 
+// An error for memory that CUDA does not know.
+int cuPointerGetAttribute(void* value, int attribute, uint64_t address) {
+  const Call call(__func__);
+  if (call.failed()) return call.result();
+  constexpr int kMemoryType = 2, kIsManaged = 8;
+  constexpr unsigned kDevice = 2;
+  if (!Mapped(address, 1)) return kInvalidValue;
+  if (attribute == kMemoryType) {
+    std::memcpy(value, &kDevice, sizeof(kDevice));
+  } else if (attribute == kIsManaged) {
+    std::memcpy(value, &driver().managed, sizeof(driver().managed));
+  } else {
+    return kInvalidValue;
+  }
+  return kSuccess;
+}
+
 int cuStreamCreate(CUstream* stream, unsigned flags) {
   const Call call(__func__);
   if (call.failed()) return call.result();
@@ -518,6 +536,18 @@ int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t source, size_t bytes, CUstream st
   return kSuccess;
 }
 
+// Either side is memory of a GPU, or of the host, which must not change meanwhile.
+int cuMemcpyAsync(uint64_t to, uint64_t source, size_t bytes, CUstream stream) {
+  const Call call(__func__);
+  if (call.failed()) return call.result();
+  const int result = FindStream(stream, &stream);
+  if (result != kSuccess) return result;
+  Enqueue(stream, [to, source, bytes] {
+    std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(source), bytes);
+  });
+  return kSuccess;
+}
+
 int cuCtxSynchronize(void) {
   {
     const Call call(__func__);
@@ -531,6 +561,7 @@ int cuCtxSynchronize(void) {
 void fake_cuda_reset(void) {
   const std::lock_guard<std::mutex> lock(driver().mutex);
   driver().gpus = 1;
+  driver().managed = 0;
   std::memcpy(driver().uuids[0].data(), "fake GPU no. 000", 16);
   driver().fault.clear();
 }
@@ -566,6 +597,11 @@ int fake_cuda_alive(const char* kind) {
       {"registrations", driver().registrations.size()},
       {"streams", driver().streams.size() - static_cast<size_t>(default_streams)}};
   return static_cast<int>(counts.at(kind));
+}
+
+void fake_cuda_manage(int managed) {
+  const std::lock_guard<std::mutex> lock(driver().mutex);
+  driver().managed = managed != 0 ? 1 : 0;
 }
 
 void fake_cuda_capture(CUstream stream, int capturing) { stream->capturing = capturing != 0; }

@@ -29,7 +29,7 @@ int cuLaunchHostFunc(CUstream stream, void (*function)(void*), void* data);
 /* Bytes of device memory and addresses are multiples of it. */
 enum { FAKE_CUDA_GRANULARITY = 65536 };
 
-/* One GPU, of UUID "fake GPU no. 000", and no fault to come. */
+/* One GPU, of UUID "fake GPU no. 000", without managed memory, and no fault to come. */
 void fake_cuda_reset(void);
 /* At most 8 GPUs; 16 bytes of `uuids` for each. */
 void fake_cuda_set_gpus(int count, const uint8_t* uuids);
@@ -39,6 +39,8 @@ void fake_cuda_fail(const char* function, int calls, int result);
 /* How many of a kind are alive: "contexts" (retained), "current" (contexts, on all threads),
  * "imports", "reservations", "maps", "registrations" or "streams" (that were created). */
 int fake_cuda_alive(const char* kind);
+/* Whether memory of GPUs is said to be managed, which the host can use, too. */
+void fake_cuda_manage(int managed);
 /* Whether the stream is being captured. */
 void fake_cuda_capture(CUstream stream, int capturing);
 

@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
@@ -93,6 +94,21 @@ void Reasons(const absl::Status& status) {
 void LocalSocket() {
   auto client = flashcore::Client::Create("local:/run/flashcore/local.sock");
   auto memory = (*client)->CreateSharedMemory(4 << 20);  // tensors there are used in place
+}
+
+void WriteQkv(uint32_t /*layer*/, std::byte* /*memory*/, void* /*stream*/) {}
+void ReadOutput(uint32_t /*layer*/, std::byte* /*memory*/, void* /*stream*/) {}
+
+void DeviceTensors(const std::unique_ptr<flashcore::Client>* client, size_t bytes, uint32_t layers,
+                   flashcore::AttendRequest request, Bytes q, void* stream,
+                   const flashcore::Client::AttendCallback& tell_error) {
+  auto memory = (*client)->AllocateDeviceMemory(bytes);  // a server with --local_device_tensors
+  for (request.layer = 0; request.layer < layers; ++request.layer) {
+    WriteQkv(request.layer, memory->address(), stream);  // a kernel
+    request.query = {memory->address(), q.size()};       // and key, value, output
+    (*client)->AttendOnCudaStream(request, stream, tell_error);
+    ReadOutput(request.layer, memory->address(), stream);  // a kernel
+  }
 }
 
 // All that can run without a server.
