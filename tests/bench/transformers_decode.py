@@ -14,7 +14,6 @@ transformers' own, beside the largest logit. --tiny: a small model, to try the s
 """
 
 import argparse
-import contextlib
 import gc
 import time
 import traceback
@@ -25,6 +24,7 @@ import torch
 import transformers
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, StaticCache
 
+import flashcore._device_step
 import flashcore.transformers
 
 WARM = 3  # steps that are not timed
@@ -183,10 +183,7 @@ class Bench:
 
 def through_host_memory():
     """FlashCoreCache takes tensors on a GPU through host memory."""
-    module = flashcore.transformers._attention
-    if not hasattr(module, "in_place"):
-        return contextlib.nullcontext()
-    return unittest.mock.patch.object(module, "in_place", lambda client, tensor: False)
+    return unittest.mock.patch.object(flashcore._device_step, "shared_memory", lambda *_: None)
 
 
 def main():
@@ -202,7 +199,7 @@ def main():
             except Exception:
                 traceback.print_exc()
             bench.free()
-        if options.host:
+        if options.host and bench.cuda:
             with through_host_memory():
                 bench.service(client, "FlashCore, host memory")
 

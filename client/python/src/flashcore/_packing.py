@@ -40,11 +40,14 @@ class Packing:
             rows = rows.to(like.device, non_blocking=like.is_cuda)
         if rows.dtype != like.dtype:
             rows = rows.to(like.dtype)
+        return rows if self._places is None else self.spread(rows)
+
+    def spread(self, rows: torch.Tensor) -> torch.Tensor:
+        """[batch, rows, heads, head_dim]: the packed rows [packed rows, heads, head_dim], and 0 elsewhere, if
+        not all rows are packed."""
         places = self.places(rows.device)
-        if places is None:
-            return rows
-        batch, length = self._shape
-        output = rows.new_zeros(batch, length, *rows.shape[1:])
+        assert places is not None
+        output = rows.new_zeros(*self._shape, *rows.shape[1:])
         output.flatten(0, 1).index_copy_(0, places, rows)
         return output
 

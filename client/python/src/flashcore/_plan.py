@@ -134,6 +134,19 @@ class Plan(Generic[L]):
 
         return asked.answer(await client.with_reload(cores, run))
 
+    @property
+    def client(self) -> Any:
+        return self._client
+
+    @property
+    def device_id(self) -> str:
+        return self._shape.device_id
+
+    @property
+    def kv_rows(self) -> tuple[int, ...]:
+        """Those that each sequence gets."""
+        return self._step.kv_rows
+
     def now(self) -> list[Sequence]:
         """The sequences, as the batch has them now."""
         cores = list(self._cores)

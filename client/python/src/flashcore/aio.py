@@ -228,9 +228,14 @@ class Client:
         without its tensors."""
         return (await self.streams(deadline)).attend(head, tensors, asked, device_id, appended, deadline)
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the target is a local socket."""
+        return self.config.target.startswith(LOCAL)
+
     async def streams(self, deadline: float) -> Streams:
         """Raises an error of an earlier request on a stream."""
-        if self.config.target.startswith(LOCAL):
+        if self.is_local:
             await self.known_info(deadline)  # the first connection is tried until the deadline
         found: Streams = self._transport.streams(deadline)
         return found

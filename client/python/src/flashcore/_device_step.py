@@ -1,0 +1,106 @@
+"""A step of a batch of PyTorch on the server's GPU: Q, K and V of a layer go into memory that both sides map,
+by one copy in the order of the stream, and O lies there. The host waits for nothing."""
+
+import time
+from typing import Any
+
+import torch
+
+from ._device_tensors import torch_tensor, use_context
+from ._local_memory import ATTEND_RANGES, encoded_range
+from ._packing import Packing
+from ._places import Place, encoded, row_bytes
+from ._streams import Appended, Streams
+from ._tensors import dtype_name
+from .client import Client, Plan, run
+from .errors import ResourceExhausted
+
+
+def shared_memory(client: Client, device: torch.device, device_id: str = "") -> Streams | None:
+    """The streams that take tensors on this device; None: they go through host memory, because the
+    server shares no memory of this GPU."""
+    if device.type != "cuda" or not client.core.is_local:
+        return None
+    deadline = client.core.deadline(None)
+    streams = run(client.core.streams(deadline))
+    stream = torch.cuda.current_stream(device).cuda_stream
+    return streams if streams.ordinal(device_id, stream, deadline) == device.index else None
+
+
+class DeviceStep:
+    """A step of the layers that have one mask, scale, and shape of Q and of K. For one thread."""
+
+    def __init__(self, streams: Streams, plan: Plan[Any], packing: Packing, dtype: torch.dtype,
+                 q: torch.Tensor, k: torch.Tensor) -> None:
+        self._streams, self._packing = streams, packing
+        self._plan, self._client = plan.core, plan.core.client
+        self._cores, self._dtype, self._torch_dtype = plan.core.now(), dtype_name(dtype), dtype
+        batch, heads, rows, head_dim = q.shape
+        self._packed, self._places = sum(packing.counts), packing.places(q.device)
+        self._shape = ((batch, rows, heads, head_dim) if self._places is None else
+                       (self._packed, heads, head_dim))
+        self._heads = heads, k.shape[1], k.shape[1]
+        self._head_bytes = self._packed * row_bytes((0, head_dim), self._dtype)
+        self._stream = -1
+        self._take_memory(torch.cuda.current_stream(q.device).cuda_stream, q.device)
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Appends K and V and attends, in one request. Returns [batch, rows, heads, head_dim] like q."""
+        streams, plan = self._streams, self._plan
+        streams.raise_earlier()
+        stream = torch.cuda.current_stream(q.device).cuda_stream
+        if stream != self._stream:
+            self._take_memory(stream, q.device)
+        self._copy(q, k, v)
+        deadline = self._client.deadline(None)
+        size = self._heads[0] * self._head_bytes
+        lent = streams.memory.lend(size, stream, plan.device_id, deadline - time.monotonic())
+        block = lent.block
+        offset, region = block.offset, block.region
+        head = plan.head(self._cores, layer, True)
+        output = encoded_range(ATTEND_RANGES["output"], region.region_id, offset, size)
+        place = Place("output", region.region_id, offset, self._packed, size // self._packed)
+        streams.submit(head, self._ranges + output, (*self._inputs, place),
+                       Appended(self._cores, layer, plan.kv_rows), stream, deadline)
+        found = torch_tensor(lent, region.ordinal, region.address + offset, self._shape, self._dtype)
+        if found.dtype != q.dtype:
+            found = found.to(q.dtype)
+        return found if self._places is None else self._packing.spread(found)
+
+    def _take_memory(self, stream: int, device: torch.device) -> None:
+        """For the inputs of all layers in the order of a stream: Q, then K, then V, each dense."""
+        sizes = [heads * self._head_bytes for heads in self._heads]
+        left = self._client.deadline(None) - time.monotonic()
+        lent = self._streams.memory.lend(sum(sizes), stream, self._plan.device_id, left)
+        region, offset = lent.block.region, lent.block.offset
+        use_context(region.ordinal)
+        self._inputs: list[Place] = []
+        for name, size in zip(("query", "key", "value"), sizes):
+            self._inputs.append(Place(name, region.region_id, offset, self._packed, size // self._packed))
+            offset += size
+        self._ranges = encoded(self._inputs)
+        self._flat = torch_tensor(lent, region.ordinal, lent.block.address,
+                                  (sum(sizes) // self._torch_dtype.itemsize,), self._dtype)
+        self._stream = stream
+
+    def _copy(self, *tensors: torch.Tensor) -> None:
+        """Each [batch, heads, rows, head_dim]."""
+        places = self._places
+        if places is None:
+            parts = [tensor.transpose(1, 2).reshape(-1) for tensor in tensors]
+        else:
+            parts = [tensor.transpose(1, 2).flatten(0, 1).index_select(0, places).flatten()
+                     for tensor in tensors]
+        torch.cat(parts, out=self._flat)  # with out, autocast leaves it alone
+
+
+def made(client: Client, plan: Plan[Any], packing: Packing, dtype: torch.dtype, q: torch.Tensor,
+         k: torch.Tensor) -> DeviceStep | None:
+    """None: through host memory, also if what the server shares is too little for this step."""
+    streams = shared_memory(client, q.device, plan.core.device_id)
+    if streams is None:
+        return None
+    try:
+        return DeviceStep(streams, plan, packing, dtype, q, k)
+    except ResourceExhausted:
+        return None

@@ -1,0 +1,176 @@
+"""FlashCoreCache, PackedCache and attention functions over tensors on the server's GPU: copies and waits.
+
+The server's GPU and the driver are fakes, as in tests/e2e/python_device_tensors_test.py, and so are the
+tensors: counted_device counts what would copy and wait. Work of PyTorch is done at once, so each request is
+waited for.
+"""
+
+import ctypes
+import types
+import unittest.mock
+
+from models import causal_model, flashcore, harness
+from counted_device import DeviceTensor, counted
+
+import torch
+
+from flashcore import _device_tensors, _transformers_unread
+from flashcore._streams import Streams
+from flashcore._transformers_attention import attention
+
+LAYERS, HEADS, KV_HEADS, DIM = 3, 4, 2, 32
+FLAGS = ("--local_device_tensors", "--device_tensor_bytes=64MiB")
+_from_dlpack = torch.from_dlpack
+
+
+def on_gpu(tensor):
+    return DeviceTensor(tensor)
+
+
+def here(tensor):
+    return tensor
+
+
+class InPlaceTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = cls.enterClassContext(harness.Server(*FLAGS, local=True))
+        cls.driver = driver = ctypes.CDLL("libcuda.so.1")
+        driver.fake_cuda_set_gpus(1, b"fake GPU 0".ljust(16, b"\0"))
+        context, cls.stream = ctypes.c_void_p(), ctypes.c_void_p()
+        for code in (driver.cuInit(0), driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
+                     driver.cuCtxPushCurrent_v2(context), driver.cuStreamCreate(ctypes.byref(cls.stream), 1)):
+            assert code == 0
+        stream = types.SimpleNamespace(cuda_stream=cls.stream.value)
+        submit = Streams._submit
+
+        def submit_and_wait(*args):
+            submit(*args)
+            assert driver.cuStreamSynchronize(cls.stream) == 0
+
+        for patch in (unittest.mock.patch.object(torch.cuda, "current_stream", lambda device=None: stream),
+                      unittest.mock.patch.object(torch, "from_dlpack", lambda it: on_gpu(_from_dlpack(it))),
+                      unittest.mock.patch.object(_device_tensors, "_CUDA", 1),  # kDLCPU
+                      unittest.mock.patch.object(_transformers_unread, "later", cls.later),
+                      unittest.mock.patch.object(Streams, "_submit", submit_and_wait)):
+            cls.enterClassContext(patch)
+        cls.client = cls.enterClassContext(flashcore.connect(f"local:{cls.server.local}"))
+        cls.addClassCleanup(flashcore.set_default_client, None)
+        flashcore.set_default_client(cls.client)
+        cls.config = causal_model("Llama", num_hidden_layers=LAYERS).config
+
+    @staticmethod
+    def later(value):
+        return lambda wait: bool(value.content)
+
+    def setUp(self):
+        self.enterContext(torch.no_grad())
+        self.generator = torch.Generator().manual_seed(harness.SEED)
+
+    def random(self, batch, heads, rows, dtype):
+        return torch.randn(batch, rows, heads, DIM, generator=self.generator).to(dtype).transpose(1, 2)
+
+    def cache(self):
+        return self.enterContext(flashcore.transformers.FlashCoreCache(self.config, self.client))
+
+    def step(self, cache, batch, rows, to, visible=None, dtype=torch.float16):
+        """All layers of a step: their outputs and what they counted. visible: [batch, positions]."""
+        length, outputs = cache.get_seq_length(), []
+        tensors = [[self.random(batch, heads, rows, dtype) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+                   for _ in range(LAYERS)]
+        with counted() as counts:
+            seen = None if visible is None else to(visible)
+            mask = flashcore.transformers._mask(batch, rows, length + rows, attention_mask=seen,
+                                                q_offset=length, device=to(torch.zeros(1)).device)
+            for layer, (q, k, v) in enumerate(tensors):
+                key, value = cache.update(to(k), to(v), layer)
+                outputs.append(attention(None, to(q), key, value, mask, scaling=0.2)[0])
+        return outputs, counts
+
+    def assert_same(self, found, wanted):
+        for output, expected in zip(found, wanted, strict=True):
+            self.assertIsInstance(output, DeviceTensor)
+            self.assertEqual(output.dtype, expected.dtype)
+            self.assertTrue(torch.equal(output.content, expected))
+
+    def moved(self, counts):
+        return counts["to host"], counts["to device"], counts["waits"]
+
+    def both(self, steps):
+        """Runs steps(cache, to), which yields outputs and counts, on the GPU and in host memory."""
+        runs = []
+        for to in (on_gpu, here):
+            self.generator.manual_seed(harness.SEED)
+            cache = self.cache()
+            runs.append(list(steps(cache, to)))
+        for (found, _), (wanted, _) in zip(*runs, strict=True):
+            self.assert_same(found, wanted)
+        return [counts for _, counts in runs[0]]
+
+    def test_steps_without_padding_copy_nothing_and_wait_for_nothing(self):
+        for dtype in (torch.float16, torch.bfloat16):
+            for batch in (1, 3):
+                counts = self.both(lambda cache, to: [self.step(cache, batch, rows, to, dtype=dtype)
+                                                      for rows in (5, 1, 1, 2)])
+                self.assertEqual([self.moved(one) for one in counts], [(0, 0, 0)] * 4)
+                self.assertEqual([one["cat"] for one in counts], [LAYERS] * 4, "one copy a layer")
+
+    def test_a_padded_prompt_reads_its_mask_and_later_tokens_do_not(self):
+        visible = torch.tensor([[0, 0, 1, 1, 1], [1] * 5, [0, 1, 1, 1, 1]], dtype=torch.bool)
+
+        def steps(cache, to):
+            mask = visible
+            yield self.step(cache, 3, 5, to, mask)
+            for _ in range(3):
+                mask = torch.cat([mask, torch.ones(3, 1, dtype=torch.bool)], 1)
+                yield self.step(cache, 3, 1, to, mask)
+
+        counts = self.both(steps)
+        self.assertEqual([self.moved(one) for one in counts], [(1, 1, 1)] + [(0, 0, 0)] * 3)
+
+    def test_a_mask_that_was_not_what_its_step_took_it_for(self):
+        known = torch.ones(2, 4, dtype=torch.bool)
+        wrong = ([[1] * 5, [1] * 4 + [0]], [[0] + [1] * 4, [1] * 5])
+        for mask in (torch.tensor(rows, dtype=torch.bool) for rows in wrong):
+            cache = self.cache()
+            self.step(cache, 2, 4, on_gpu, known)
+            self.step(cache, 2, 1, on_gpu, mask)
+            with self.assertRaisesRegex(flashcore.InvalidArgument, "attention_mask: of a step before.*"):
+                self.step(cache, 2, 1, on_gpu, torch.ones(2, 6, dtype=torch.bool))
+
+    def test_steps_after_a_crop_and_of_beams(self):
+        def steps(cache, to):
+            mask = torch.tensor([[0, 1, 1], [1, 1, 1]], dtype=torch.bool)
+            yield self.step(cache, 2, 3, to, mask)
+            cache.crop(-1)
+            mask = torch.cat([mask[:, :2], torch.ones(2, 1, dtype=torch.bool)], 1)
+            yield self.step(cache, 2, 1, to, mask)
+            cache.batch_select_indices([1, 0, 0])
+            mask = torch.cat([mask[[1, 0, 0]], torch.ones(3, 1, dtype=torch.bool)], 1)
+            yield self.step(cache, 3, 1, to, mask)
+            mask = torch.cat([mask, torch.ones(3, 1, dtype=torch.bool)], 1)
+            yield self.step(cache, 3, 1, to, mask)
+
+        counts = self.both(steps)
+        self.assertEqual([one["waits"] for one in counts], [1, 1, 1, 0])
+
+    def test_another_dtype_is_rounded(self):
+        with unittest.mock.patch.object(flashcore.transformers._attention, "rounds_to", torch.bfloat16):
+            counts = self.both(lambda cache, to: [self.step(cache, 2, rows, to, dtype=torch.float32)
+                                                  for rows in (3, 1)])
+        self.assertEqual([self.moved(one) for one in counts], [(0, 0, 0)] * 2)
+
+    def test_tensors_of_another_gpu_go_through_host_memory(self):
+        with unittest.mock.patch.object(Streams, "ordinal", lambda *_: 1):
+            counts = self.both(lambda cache, to: [self.step(cache, 2, 3, to)])
+        self.assertEqual(self.moved(counts[0]), (LAYERS, LAYERS, LAYERS))
+
+    def test_layers_of_a_server_that_shares_no_gpu(self):
+        with harness.Server(local=True) as server, flashcore.connect(f"local:{server.local}") as client, \
+                flashcore.transformers.FlashCoreCache(self.config, client) as cache:
+            _, counts = self.step(cache, 2, 3, on_gpu)
+            self.assertEqual(self.moved(counts), (LAYERS, LAYERS, LAYERS))
+
+
+if __name__ == "__main__":
+    harness.main()
