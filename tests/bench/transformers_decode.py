@@ -76,6 +76,7 @@ class Bench:
         shape = options.sequences, options.rows + WARM + options.steps + 1
         self.tokens = torch.randint(0, self.model.config.vocab_size, shape, generator=generator).to(
             options.device)
+        self.places = torch.arange(shape[1], device=options.device)[None]
         self.wanted = None  # logits of the last step
         print(f"{torch.cuda.get_device_name() if self.cuda else 'CPU'}, PyTorch {torch.__version__}, "
               f"transformers {transformers.__version__}: {options.layers} layers, {options.sequences} "
@@ -96,7 +97,7 @@ class Bench:
         token = self.tokens[:, place:place + 1]
         if forward is None:
             return self.model(token, cache=cache, use_cache=cache is not None, logits_to_keep=1).logits
-        return forward(token, torch.tensor([[place]], device=token.device), cache)
+        return forward(token, self.places[:, place:place + 1], cache)
 
     def waits(self, number, cache):
         """How often a step made the host wait for the GPU, and where."""
@@ -108,7 +109,7 @@ class Bench:
             finally:
                 torch.cuda.set_sync_debug_mode("default")
         found = [f"{warning.filename}:{warning.lineno}" for warning in caught
-                 if "synchroniz" in str(warning.message)]
+                 if "called a synchronizing" in str(warning.message)]
         return logits, found
 
     def measure(self, what, attention, cache, forward=None):
