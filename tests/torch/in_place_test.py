@@ -15,6 +15,7 @@ from counted_device import DeviceTensor, counted
 import torch
 
 from flashcore import _device_tensors, _transformers_unread
+from flashcore._packing import Packing, attend, whole
 from flashcore._streams import Streams
 from flashcore._transformers_attention import attention
 
@@ -164,6 +165,80 @@ class InPlaceTest(unittest.TestCase):
         with unittest.mock.patch.object(Streams, "ordinal", lambda *_: 1):
             counts = self.both(lambda cache, to: [self.step(cache, 2, 3, to)])
         self.assertEqual(self.moved(counts[0]), (LAYERS, LAYERS, LAYERS))
+
+    def test_a_pass_over_packed_rows(self):
+        rows, layers = [2, 1, 4], []
+        for to in (on_gpu, here):
+            self.generator.manual_seed(harness.SEED)
+            sequences = self.enterContext(self.client.create_sequences(3, LAYERS, KV_HEADS, DIM))
+            cache = flashcore.transformers.PackedCache(sequences, rows, self.client)
+            layers.append(self.step(cache, 1, sum(rows), to))
+        (found, counts), (wanted, _) = layers
+        self.assert_same(found, wanted)
+        self.assertEqual((self.moved(counts), counts["cat"]), ((0, 0, 0), LAYERS))
+
+    def call(self, function, *tensors, **options):
+        """The result of a function, and what it counted; the result is the same in host memory."""
+        with counted() as counts:
+            found = function(*map(on_gpu, tensors), **options)
+        with counted():
+            wanted = function(*tensors, **options)
+        several = isinstance(wanted, tuple)
+        self.assert_same(found[:2] if several else [found], wanted[:2] if several else [wanted])
+        return self.moved(counts)
+
+    def test_k_and_v_that_go_with_a_call(self):
+        q, *kv = (self.random(2, heads, 7, torch.float16) for heads in (HEADS, KV_HEADS, KV_HEADS))
+        visible = torch.arange(7) < torch.tensor([7, 4])[:, None]
+        for keys, wanted in ((whole(2, 7), (0, 0, 0)), (Packing(visible), (0, 1, 0))):
+            with self.subTest(wanted=wanted):
+                self.assertEqual(self.call(
+                    lambda q, k, v: attend(self.client, whole(2, 7), keys, q, k, v, q.dtype), q, *kv), wanted)
+
+    def test_scaled_dot_product_attention(self):
+        q, k, v = (self.random(2, HEADS, 6, torch.bfloat16) for _ in range(3))
+        for causal in (False, True):
+            self.assertEqual(self.call(flashcore.torch.scaled_dot_product_attention, q, k, v,
+                                       is_causal=causal), (0, 0, 0))
+
+    def test_flash_attn_of_spans(self):
+        q, k, v = (torch.randn(9, heads, DIM, generator=self.generator).half()
+                   for heads in (HEADS, KV_HEADS, KV_HEADS))
+        for bounds in ([0, 4, 9], [0, 4, 4, 9]):  # a span without rows
+            moved = self.call(flashcore.flash_attn_varlen_func, q, k, v, cu_seqlens_q=bounds,
+                              cu_seqlens_k=bounds, max_seqlen_q=9, max_seqlen_k=9, causal=True,
+                              return_attn_probs=True)
+            self.assertEqual(moved, (0, 0, 0))
+
+    def test_flash_attn_with_a_cache_on_the_server(self):
+        def steps(q, k, v):
+            with self.client.create_sequences(2, LAYERS, KV_HEADS, DIM) as batch:
+                return flashcore.flash_attn_with_kvcache(q, batch.layer(1), None, k, v, cache_seqlens=0,
+                                                         causal=True, return_softmax_lse=True)
+
+        q, k, v = (torch.randn(2, 3, heads, DIM, generator=self.generator).half()
+                   for heads in (HEADS, KV_HEADS, KV_HEADS))
+        self.assertEqual(self.call(steps, q, k, v), (0, 0, 0))
+
+    def test_flash_attn_with_a_cache_of_the_caller(self):
+        q, k, v = (torch.randn(2, 1, heads, DIM, generator=self.generator).half()
+                   for heads in (HEADS, KV_HEADS, KV_HEADS))
+        caches = [torch.randn(2, 8, KV_HEADS, DIM, generator=self.generator).half() for _ in "kv"]
+        results = []
+        for to in (on_gpu, here):
+            mine = [cache.clone() for cache in caches]
+            with counted() as counts:
+                results.append(flashcore.flash_attn_with_kvcache(
+                    to(q), *map(to, mine), to(k), to(v), cache_seqlens=[3, 5], causal=True))
+            self.assertEqual(self.moved(counts), (0, 0, 0))
+            self.assertTrue(torch.equal(mine[0][1, 5], k[1, 0]))
+        self.assert_same(results[:1], results[1:])
+
+    def test_flash_attn_with_tensors_in_two_places(self):
+        q, k, v = (torch.randn(2, 1, HEADS, DIM).half() for _ in range(3))
+        with self.client.create_sequences(2, 1, HEADS, DIM) as batch, \
+                self.assertRaisesRegex(flashcore.InvalidArgument, "v: is in host memory"):
+            flashcore.flash_attn_with_kvcache(on_gpu(q), batch.layer(0), None, on_gpu(k), v)
 
     def test_layers_of_a_server_that_shares_no_gpu(self):
         with harness.Server(local=True) as server, flashcore.connect(f"local:{server.local}") as client, \

@@ -8,23 +8,12 @@ import torch
 
 from ._device_tensors import torch_tensor, use_context
 from ._local_memory import ATTEND_RANGES, encoded_range
-from ._packing import Packing
+from ._packing import Packing, shared_memory
 from ._places import Place, encoded, row_bytes
 from ._streams import Appended, Streams
 from ._tensors import dtype_name
-from .client import Client, Plan, run
+from .client import Client, Plan
 from .errors import ResourceExhausted
-
-
-def shared_memory(client: Client, device: torch.device, device_id: str = "") -> Streams | None:
-    """The streams that take tensors on this device; None: they go through host memory, because the
-    server shares no memory of this GPU."""
-    if device.type != "cuda" or not client.core.is_local:
-        return None
-    deadline = client.core.deadline(None)
-    streams = run(client.core.streams(deadline))
-    stream = torch.cuda.current_stream(device).cuda_stream
-    return streams if streams.ordinal(device_id, stream, deadline) == device.index else None
 
 
 class DeviceStep:
@@ -36,9 +25,9 @@ class DeviceStep:
         self._plan, self._client = plan.core, plan.core.client
         self._cores, self._dtype, self._torch_dtype = plan.core.now(), dtype_name(dtype), dtype
         batch, heads, rows, head_dim = q.shape
-        self._packed, self._places = sum(packing.counts), packing.places(q.device)
-        self._shape = ((batch, rows, heads, head_dim) if self._places is None else
-                       (self._packed, heads, head_dim))
+        self._packed = sum(packing.counts)
+        self._whole = self._packed == batch * rows
+        self._shape = (batch, rows, heads, head_dim) if self._whole else (self._packed, heads, head_dim)
         self._heads = heads, k.shape[1], k.shape[1]
         self._head_bytes = self._packed * row_bytes((0, head_dim), self._dtype)
         self._stream = -1
@@ -51,7 +40,8 @@ class DeviceStep:
         stream = torch.cuda.current_stream(q.device).cuda_stream
         if stream != self._stream:
             self._take_memory(stream, q.device)
-        self._copy(q, k, v)
+        # With out, autocast leaves it alone.
+        torch.cat([self._packing.rows_of(tensor) for tensor in (q, k, v)], out=self._flat)
         deadline = self._client.deadline(None)
         size = self._heads[0] * self._head_bytes
         lent = streams.memory.lend(size, stream, plan.device_id, deadline - time.monotonic())
@@ -65,7 +55,7 @@ class DeviceStep:
         found = torch_tensor(lent, region.ordinal, region.address + offset, self._shape, self._dtype)
         if found.dtype != q.dtype:
             found = found.to(q.dtype)
-        return found if self._places is None else self._packing.spread(found)
+        return found if self._whole else self._packing.spread(found)
 
     def _take_memory(self, stream: int, device: torch.device) -> None:
         """For the inputs of all layers in the order of a stream: Q, then K, then V, each dense."""
@@ -82,16 +72,6 @@ class DeviceStep:
         self._flat = torch_tensor(lent, region.ordinal, lent.block.address,
                                   (sum(sizes) // self._torch_dtype.itemsize,), self._dtype)
         self._stream = stream
-
-    def _copy(self, *tensors: torch.Tensor) -> None:
-        """Each [batch, heads, rows, head_dim]."""
-        places = self._places
-        if places is None:
-            parts = [tensor.transpose(1, 2).reshape(-1) for tensor in tensors]
-        else:
-            parts = [tensor.transpose(1, 2).flatten(0, 1).index_select(0, places).flatten()
-                     for tensor in tensors]
-        torch.cat(parts, out=self._flat)  # with out, autocast leaves it alone
 
 
 def made(client: Client, plan: Plan[Any], packing: Packing, dtype: torch.dtype, q: torch.Tensor,

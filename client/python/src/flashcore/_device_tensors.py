@@ -87,7 +87,7 @@ class DeviceTensor:
 def is_device(tensor: Any) -> bool:
     if isinstance(tensor, np.ndarray):
         return False
-    if _is_torch(tensor):
+    if is_torch(tensor):
         return bool(tensor.is_cuda)
     try:
         return hasattr(tensor, "__cuda_array_interface__")
@@ -119,7 +119,7 @@ def to_device(name: str, tensor: Any, dtype: str | None) -> HostTensor:
 
 
 def _read(name: str, tensor: Any, dtype: str | None) -> HostTensor:
-    if _is_torch(tensor):
+    if is_torch(tensor):
         if tensor.requires_grad:
             raise invalid(name, "requires a gradient", f"no backward pass: pass {name}.detach()")
         found, shape = _torch_name(tensor.dtype), tuple(tensor.shape)
@@ -148,7 +148,7 @@ def _read(name: str, tensor: Any, dtype: str | None) -> HostTensor:
 def stream_of(name: str, array: DeviceArray) -> int:
     """The stream in whose order a call on this tensor runs, as an int; 0: the legacy default stream."""
     tensor = array.owner
-    if _is_torch(tensor):
+    if is_torch(tensor):
         return int(sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream)
     stream = tensor.__cuda_array_interface__.get("stream")
     if stream is not None and (not isinstance(stream, int) or stream < 1):
@@ -159,7 +159,7 @@ def stream_of(name: str, array: DeviceArray) -> int:
 
 def ordinal_of(array: DeviceArray) -> int | None:
     """The GPU of a tensor in this process; None: it does not say."""
-    return array.owner.device.index if _is_torch(array.owner) else None
+    return array.owner.device.index if is_torch(array.owner) else None
 
 
 def to_torch(device: Any, tensor: DeviceTensor) -> Any:
@@ -223,7 +223,7 @@ def copy(name: str, array: DeviceArray, to: DeviceTensor) -> None:
             ctypes.c_uint64(to.address), ctypes.c_uint64(array.address), ctypes.c_size_t(array.nbytes),
             ctypes.c_void_p(to.stream)))
         return
-    if not _is_torch(array.owner):
+    if not is_torch(array.owner):
         raise invalid(name, f"has strides {list(array.strides)} for shape {list(array.shape)}",
                       "C-contiguous arrays [rows, heads, head_dim]; any strides of PyTorch's tensors")
     torch, source = sys.modules["torch"], array.owner
@@ -270,7 +270,7 @@ def _check(function: str, code: int) -> None:
         raise Internal(f"{function}: {(text.value or b'').decode() or f'error {code}'}")
 
 
-def _is_torch(tensor: Any) -> bool:
+def is_torch(tensor: Any) -> bool:
     return isinstance(tensor, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
