@@ -334,6 +334,20 @@ class DeviceTest(unittest.TestCase):
         self.client.synchronize()
         np.testing.assert_array_equal(content(o), v.array)
 
+    def test_errors_are_said_before_a_new_connection_though_another_thread_receives_them(self):
+        self.client.attend(*self.tensors())
+        connection = self.client.core._transport._connection
+        connection._received = True  # by another thread
+        self.library.down = True
+
+        def wait_for(call, deadline):  # until that thread has seen the end
+            connection.fail(flashcore.Unavailable("the other thread saw the end"))
+            return call.done()
+
+        with mock.patch.object(connection, "wait_for", wait_for), \
+                self.assertRaisesRegex(flashcore.Unavailable, "earlier request.*the other thread saw"):
+            self.client.attend(*self.tensors())
+
     # Memory.
 
     def test_memory_is_reused_on_its_stream_at_once_and_on_no_other(self):
@@ -353,6 +367,13 @@ class DeviceTest(unittest.TestCase):
         del lse
         again, _ = self.client.attend(*self.tensors(), return_lse=True)
         self.assertEqual(again.address, address)
+
+    def test_blocks_of_many_sizes_share_a_region(self):
+        tensors = [self.empty(rows) for rows in (1, 10, 100, 200, 400)]
+        self.assertEqual(len(self.library.device_regions), 1)
+        places = sorted((tensor.address, tensor.address + content(tensor).nbytes) for tensor in tensors)
+        for (_, end), (begin, _) in zip(places, places[1:]):
+            self.assertLessEqual(end, begin)
 
     def test_steps_take_no_more_memory(self):
         q, k, v = self.tensors(rows=200)

@@ -15,6 +15,7 @@ from counted_device import DeviceTensor, counted
 import torch
 
 from flashcore import _device_tensors, _transformers_unread
+from flashcore._device_memory import DeviceMemory
 from flashcore._packing import Packing, attend, whole
 from flashcore._streams import Streams
 from flashcore._transformers_attention import attention
@@ -57,7 +58,7 @@ class InPlaceTest(unittest.TestCase):
             cls.enterClassContext(patch)
         cls.client = cls.enterClassContext(flashcore.connect(f"local:{cls.server.local}"))
         cls.addClassCleanup(flashcore.set_default_client, None)
-        flashcore.set_default_client(cls.client)
+        flashcore.transformers.register(cls.client)
         cls.config = causal_model("Llama", num_hidden_layers=LAYERS).config
 
     @staticmethod
@@ -239,6 +240,39 @@ class InPlaceTest(unittest.TestCase):
         with self.client.create_sequences(2, 1, HEADS, DIM) as batch, \
                 self.assertRaisesRegex(flashcore.InvalidArgument, "v: is in host memory"):
             flashcore.flash_attn_with_kvcache(on_gpu(q), batch.layer(0), None, on_gpu(k), v)
+
+    def test_steps_for_which_there_is_too_little_memory_go_through_host_memory(self):
+        full = unittest.mock.Mock(side_effect=flashcore.ResourceExhausted("full"))
+
+        def steps(cache, to):
+            yield self.step(cache, 2, 3, to)
+            with unittest.mock.patch.object(DeviceMemory, "lend", full):
+                yield self.step(cache, 2, 1, to)
+
+        self.assertEqual(list(map(self.moved, self.both(steps))), [(0, 0, 0), (LAYERS, LAYERS, LAYERS)])
+
+    def generate(self, model, ids, to, masked):
+        """Logits of a prompt and two tokens, and what they counted."""
+        cache, logits = self.cache(), []
+        with counted() as counts:
+            for module in model.modules():
+                for tensors in (module._parameters, module._buffers):
+                    tensors.update({name: to(tensor.detach()) for name, tensor in tensors.items()
+                                    if tensor is not None})
+            for begin, end in ((0, 4), (4, 5), (5, 6)):
+                mask = to(torch.ones(2, end, dtype=torch.long)) if masked else None
+                logits.append(model(to(ids[:, begin:end]), attention_mask=mask, cache=cache).logits)
+        return logits, counts
+
+    def test_a_model_waits_for_its_mask_alone(self):
+        ids = torch.randint(2, 200, (2, 6), generator=self.generator)
+        for masked, moved in ((False, (0, 0, 0)), (True, (1, 0, 1))):
+            model = causal_model("Llama", num_hidden_layers=LAYERS)
+            model.set_attn_implementation(flashcore.transformers.NAME)
+            wanted, _ = self.generate(model, ids, here, masked)
+            found, counts = self.generate(model, ids, on_gpu, masked)
+            self.assert_same(found, wanted)
+            self.assertEqual(self.moved(counts), moved)
 
     def test_layers_of_a_server_that_shares_no_gpu(self):
         with harness.Server(local=True) as server, flashcore.connect(f"local:{server.local}") as client, \

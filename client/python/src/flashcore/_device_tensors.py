@@ -212,7 +212,11 @@ def torch_tensor(owner: Any, ordinal: int, address: int, shape: tuple[int, ...],
                                begin + 8 * axes if strides else None, 0), None, _DROP)
     place = ctypes.addressof(managed)
     _kept[place] = managed, numbers, owner
-    return sys.modules["torch"].from_dlpack(_capsule(place, b"dltensor", None))
+    try:
+        return sys.modules["torch"].from_dlpack(_capsule(place, b"dltensor", None))
+    except BaseException:
+        del _kept[place]
+        raise
 
 
 def copy(name: str, array: DeviceArray, to: DeviceTensor) -> None:
