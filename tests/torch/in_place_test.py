@@ -152,9 +152,27 @@ class InPlaceTest(unittest.TestCase):
             yield self.step(cache, 3, 1, to, mask)
             mask = torch.cat([mask, torch.ones(3, 1, dtype=torch.bool)], 1)
             yield self.step(cache, 3, 1, to, mask)
+            cache.batch_select_indices([2, 1, 0])
+            mask = torch.cat([mask[[2, 1, 0]], torch.ones(3, 1, dtype=torch.bool)], 1)
+            yield self.step(cache, 3, 1, to, mask)
 
         counts = self.both(steps)
-        self.assertEqual([one["waits"] for one in counts], [1, 1, 1, 0])
+        self.assertEqual([one["waits"] for one in counts], [1, 1, 1, 0, 1])
+
+    def test_an_error_comes_in_a_later_layer_and_crop_takes_the_step_back(self):
+        def steps(cache, to):
+            yield self.step(cache, 2, 3, to)
+            rows = torch.zeros(1, KV_HEADS, DIM, dtype=torch.float16)
+            self.client.open_sequence(cache.sequences[1].id).append(1, rows, rows)
+            before = self.generator.get_state()
+            with self.assertRaises(flashcore.LengthMismatch):
+                self.step(cache, 2, 1, to)
+            cache.crop(-1)
+            self.assertEqual(cache.get_seq_length(), 3)
+            self.generator.set_state(before)
+            yield self.step(cache, 2, 1, to)
+
+        self.both(steps)
 
     def test_another_dtype_is_rounded(self):
         with unittest.mock.patch.object(flashcore.transformers._attention, "rounds_to", torch.bfloat16):
