@@ -158,6 +158,7 @@ class Bench:
             token, position_ids=place, cache=cache, use_cache=True, logits_to_keep=1).logits,
             mode="reduce-overhead")
         self.measure("transformers, sdpa, StaticCache, compiled", "sdpa", static, compiled)
+        torch.compiler.reset()  # its graphs keep memory
 
     def static(self, cache):
         """A StaticCache with the prompts of a DynamicCache, which it empties."""

@@ -30,8 +30,7 @@ class DeviceStep:
         self._shape = (batch, rows, heads, head_dim) if self._whole else (self._packed, heads, head_dim)
         self._heads = heads, k.shape[1], k.shape[1]
         self._head_bytes = self._packed * row_bytes((0, head_dim), self._dtype)
-        self._stream = -1
-        self._take_memory(torch.cuda.current_stream(q.device).cuda_stream, q.device)
+        self._take_memory(torch.cuda.current_stream(q.device).cuda_stream)
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Appends K and V and attends, in one request. Returns [batch, rows, heads, head_dim] like q."""
@@ -39,7 +38,7 @@ class DeviceStep:
         streams.raise_earlier()
         stream = torch.cuda.current_stream(q.device).cuda_stream
         if stream != self._stream:
-            self._take_memory(stream, q.device)
+            self._take_memory(stream)
         # With out, autocast leaves it alone.
         torch.cat([self._packing.rows_of(tensor) for tensor in (q, k, v)], out=self._flat)
         deadline = self._client.deadline(None)
@@ -57,7 +56,7 @@ class DeviceStep:
             found = found.to(q.dtype)
         return found if self._whole else self._packing.spread(found)
 
-    def _take_memory(self, stream: int, device: torch.device) -> None:
+    def _take_memory(self, stream: int) -> None:
         """For the inputs of all layers in the order of a stream: Q, then K, then V, each dense."""
         sizes = [heads * self._head_bytes for heads in self._heads]
         left = self._client.deadline(None) - time.monotonic()
@@ -74,9 +73,9 @@ class DeviceStep:
         self._stream = stream
 
 
-def made(client: Client, plan: Plan[Any], packing: Packing, dtype: torch.dtype, q: torch.Tensor,
-         k: torch.Tensor) -> DeviceStep | None:
-    """None: through host memory, also if what the server shares is too little for this step."""
+def step_on_gpu(client: Client, plan: Plan[Any], packing: Packing, dtype: torch.dtype, q: torch.Tensor,
+                k: torch.Tensor) -> DeviceStep | None:
+    """None: the step goes through host memory, also because the server shares too little for it."""
     streams = shared_memory(client, q.device, plan.core.device_id)
     if streams is None:
         return None

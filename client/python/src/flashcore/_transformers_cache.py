@@ -8,9 +8,8 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
-from . import _device_step
 from . import _transformers_models as _models
-from ._device_step import DeviceStep
+from ._device_step import DeviceStep, step_on_gpu
 from ._packing import Packer, Packing, whole
 from ._transformers_mask import RESET, Opaque, Pattern, Window, no_padding
 from ._transformers_unread import Unread
@@ -299,7 +298,7 @@ class Layer(CacheLayerMixin):
     def _step(self, pattern: Pattern, q: torch.Tensor, k: torch.Tensor, dtype: torch.dtype,
               scale: float | None) -> Step | DeviceStep:
         packing, plan = self._plan(pattern, q, k, dtype, scale)
-        found = None if plan is None else _device_step.made(self.cache.client, plan, packing, dtype, q, k)
+        found = None if plan is None else step_on_gpu(self.cache.client, plan, packing, dtype, q, k)
         return found or Step(packing, plan, dtype, q, k)
 
     def _plan(self, pattern: Pattern, q: torch.Tensor, k: torch.Tensor, dtype: torch.dtype,
