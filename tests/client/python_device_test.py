@@ -311,11 +311,12 @@ class DeviceTest(unittest.TestCase):
         self.assertEqual([sequence.lengths[0] for sequence in sequences], [0] * first + [1] * (700 - first))
 
     def test_spans_that_cannot_be_split_are_refused(self):
-        rows, spans = 3, 2000
-        sizes = [rows] + [4] * (spans - 1)  # LSE of 2 heads: no later span begins at a multiple of 16 bytes
+        spans = 4000
+        # LSE of 2 heads: no span after the first part begins at a multiple of 16 bytes.
+        sizes = [2] * 1000 + [3] + [4] * (spans - 1001)
         bounds = np.cumsum([0, *sizes])
         q, k, v = self.tensors(rows=int(bounds[-1]))
-        self.refused("the request has 2000 spans.*multiple of 16", self.client.attend, q, k, v,
+        self.refused("the request has 4000 spans.*multiple of 16", self.client.attend, q, k, v,
                      cu_seqlens_q=bounds, cu_seqlens_k=bounds, return_lse=True,
                      kind=flashcore.ResourceExhausted)
 
