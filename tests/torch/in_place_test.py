@@ -10,6 +10,7 @@ import types
 import unittest.mock
 
 from models import causal_model, flashcore, harness
+from transformers.masking_utils import sliding_window_causal_mask_function
 from counted_device import DeviceTensor, counted
 
 import torch
@@ -75,18 +76,25 @@ class InPlaceTest(unittest.TestCase):
     def cache(self):
         return self.enterContext(flashcore.transformers.FlashCoreCache(self.config, self.client))
 
-    def step(self, cache, batch, rows, to, visible=None, dtype=torch.float16):
-        """All layers of a step: their outputs and what they counted. visible: [batch, positions]."""
+    def step(self, cache, batch, rows, to, visible=None, dtype=torch.float16, window=None):
+        """All layers of a step: their outputs and what they counted. visible: [batch, positions]. window: of
+        every second layer, as in Gemma 3."""
         length, outputs = cache.get_seq_length(), []
         tensors = [[self.random(batch, heads, rows, dtype) for heads in (HEADS, KV_HEADS, KV_HEADS)]
                    for _ in range(LAYERS)]
         with counted() as counts:
             seen = None if visible is None else to(visible)
-            mask = flashcore.transformers._mask(batch, rows, length + rows, attention_mask=seen,
-                                                q_offset=length, device=to(torch.zeros(1)).device)
+            options = dict(attention_mask=seen, q_offset=length, device=to(torch.zeros(1)).device)
+            masks = [flashcore.transformers._mask(batch, rows, length + rows, **options)] * 2
+            if window is not None:  # made of another tensor
+                if seen is not None:
+                    options["attention_mask"] = seen.clone()
+                masks[1] = flashcore.transformers._mask(
+                    batch, rows, length + rows, **options, local_size=window,
+                    mask_function=sliding_window_causal_mask_function(window))
             for layer, (q, k, v) in enumerate(tensors):
                 key, value = cache.update(to(k), to(v), layer)
-                outputs.append(attention(None, to(q), key, value, mask, scaling=0.2)[0])
+                outputs.append(attention(None, to(q), key, value, masks[layer % 2], scaling=0.2)[0])
         return outputs, counts
 
     def assert_same(self, found, wanted):
@@ -129,6 +137,28 @@ class InPlaceTest(unittest.TestCase):
 
         counts = self.both(steps)
         self.assertEqual([self.moved(one) for one in counts], [(1, 1, 1)] + [(0, 0, 0)] * 3)
+
+    def test_masks_of_several_kinds_are_read_once(self):
+        visible = torch.tensor([[0, 0, 1, 1, 1], [1] * 5], dtype=torch.bool)
+
+        def steps(cache, to):
+            mask = visible
+            yield self.step(cache, 2, 5, to, mask, window=3)
+            for _ in range(2):
+                mask = torch.cat([mask, torch.ones(2, 1, dtype=torch.bool)], 1)
+                yield self.step(cache, 2, 1, to, mask, window=3)
+
+        counts = self.both(steps)
+        self.assertEqual([one["waits"] for one in counts], [1, 0, 0])
+
+    def test_padding_between_tokens_is_refused_with_a_window_only(self):
+        def step(window):
+            with self.cache() as cache:
+                self.step(cache, 1, 4, on_gpu, torch.tensor([[1, 0, 1, 1]], dtype=torch.bool), window=window)
+
+        step(None)
+        with self.assertRaisesRegex(flashcore.InvalidArgument, "padding between tokens"):
+            step(2)
 
     def test_a_mask_that_was_not_what_its_step_took_it_for(self):
         known = torch.ones(2, 4, dtype=torch.bool)

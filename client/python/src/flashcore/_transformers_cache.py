@@ -80,6 +80,7 @@ class FlashCoreCache(Cache):
         self._sequences: list[Sequence] = []  # by member of the batch
         self._columns = no_padding(0, 0)  # bool [batch, positions]: those that are no padding
         self._padded = False  # some are
+        self._noted = False  # _columns has those of the step that has begun, with its mask
         self._unread = Unread()
         self._begun: tuple[int, int] | None = None  # positions before a step that has not ended, and its rows
         self.steps: dict[Hashable, Step | DeviceStep] = {}  # of this step, by what they are made of
@@ -192,7 +193,7 @@ class FlashCoreCache(Cache):
             if len({other.length for other in self.layers[layer:]}) > 1:
                 raise FailedPrecondition("cache: a step before failed between layers; crop(-rows of that "
                                          "step)")
-            self._begun = step
+            self._begun, self._noted = step, False
             self.steps.clear()
 
     def end(self, layer: int, rows: int) -> None:
@@ -211,6 +212,9 @@ class FlashCoreCache(Cache):
         if pattern.mask is None and (past == 0 or not self._padded and len(self._columns) == batch):
             self._columns, self._padded = no_padding(batch, past + rows), False
             return whole(batch, rows)
+        if self._noted and pattern.mask is not None and self._unread.again(pattern.mask):
+            pattern.check(self._columns)
+            return Packing(self._columns[:, past:])
         known = self._columns[:, :past]
         if past and rows == 1 and self._unread.take(pattern.mask):
             columns = torch.cat([known, no_padding(batch, 1)], 1)
@@ -221,7 +225,8 @@ class FlashCoreCache(Cache):
                               "the mask of the steps before, and new positions" + RESET)
             self._padded = not bool(columns.all())
             self._unread.known(pattern.mask)
-        self._columns = columns
+        pattern.check(columns)
+        self._columns, self._noted = columns, True
         return Packing(columns[:, past:])
 
     @property

@@ -95,11 +95,17 @@ class Pattern:
         if self.mask is None:
             return no_padding(self.batch, self.length)
         columns = self.mask.cpu()
+        self.check(columns)
+        return columns
+
+    def check(self, columns: torch.Tensor) -> None:
+        """Refuses columns, in host memory, that the window does not go with."""
+        if self.window is None:
+            return
         runs = columns[:, 0] + (columns[:, 1:] & ~columns[:, :-1]).sum(1)
-        if self.window is not None and (runs > 1).any():
+        if (runs > 1).any():
             raise invalid("attention_mask", "has padding between tokens",
                           "with a sliding window, padding at the ends")
-        return columns
 
 
 def no_padding(batch: int, length: int) -> torch.Tensor:

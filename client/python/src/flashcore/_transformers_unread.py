@@ -34,6 +34,14 @@ class Unread:
         self._last = mask.clone()
         return True
 
+    def again(self, mask: torch.Tensor) -> bool:
+        """Whether the mask of other layers of this step need not be read: it is taken for the last one."""
+        last = self._last
+        if last is None or mask.device != last.device or mask.shape != last.shape:
+            return False
+        self._results.append(later(mask.eq(last).all()))
+        return True
+
     def check(self, wait: bool = False) -> None:
         """Raises InvalidArgument if a mask was not what its step took it for. wait: for all results."""
         while self._results:
@@ -43,7 +51,7 @@ class Unread:
             self._results.popleft()
             if not found:
                 raise invalid("attention_mask", "of a step before differs for positions that are in the "
-                              "cache, or hides the new position of a member",
+                              "cache or between layers, or hides the new position of a member",
                               "in a step of one row on a GPU the mask before it, and 1 for each member")
 
 
