@@ -259,6 +259,17 @@ class InPlaceTest(unittest.TestCase):
                               return_attn_probs=True)
             self.assertEqual(moved, (0, 0, 0))
 
+    def test_offsets_on_the_gpu_are_read(self):
+        q, k, v = (torch.randn(9, heads, DIM, generator=self.generator).half()
+                   for heads in (HEADS, KV_HEADS, KV_HEADS))
+        bounds = torch.tensor([0, 4, 9])
+        wanted = self.client.attend(q, k, v, cu_seqlens_q=bounds, cu_seqlens_k=bounds)
+        with counted() as counts:
+            there = on_gpu(bounds)
+            found = self.client.attend(*map(on_gpu, (q, k, v)), cu_seqlens_q=there, cu_seqlens_k=there)
+        self.assert_same([found], [wanted])
+        self.assertEqual(self.moved(counts), (2, 0, 2))
+
     def test_flash_attn_with_a_cache_on_the_server(self):
         def steps(q, k, v):
             with self.client.create_sequences(2, LAYERS, KV_HEADS, DIM) as batch:
