@@ -309,6 +309,10 @@ class InPlaceTest(unittest.TestCase):
                 yield self.step(cache, 2, 1, to)
 
         self.assertEqual(list(map(self.moved, self.both(steps))), [(0, 0, 0), (LAYERS, LAYERS, LAYERS)])
+        with unittest.mock.patch.object(DeviceMemory, "lend", full), \
+                flashcore.connect(f"local:{self.server.local}") as client, \
+                flashcore.transformers.FlashCoreCache(self.config, client) as cache:
+            self.assertEqual(self.moved(self.step(cache, 1, 2, on_gpu)[1]), (LAYERS, LAYERS, LAYERS))
 
     def generate(self, model, ids, to, masked):
         """Logits of a prompt and two tokens, and what they counted."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from ._device_memory import Lent
 from ._device_tensors import torch_tensor, use_context
-from ._local_memory import ATTEND_RANGES, encoded_range
 from ._packing import Packing, shared_memory
 from ._places import Place, encoded, row_bytes
 from ._streams import Appended, Streams
@@ -29,8 +29,9 @@ class DeviceStep:
         self._whole = self._packed == batch * rows
         self._shape = (batch, rows, heads, head_dim) if self._whole else (self._packed, heads, head_dim)
         self._heads = heads, k.shape[1], k.shape[1]
-        self._head_bytes = self._packed * row_bytes((0, head_dim), self._dtype)
+        self._row_bytes = row_bytes((0, head_dim), self._dtype)  # of one head
         self._take_memory(torch.cuda.current_stream(q.device).cuda_stream)
+        self._lend_output(self._client.deadline(None))  # now, or this step is not for the GPU
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Appends K and V and attends, in one request. Returns [batch, rows, heads, head_dim] like q."""
@@ -42,23 +43,24 @@ class DeviceStep:
         # With out, autocast leaves it alone.
         torch.cat([self._packing.rows_of(tensor) for tensor in (q, k, v)], out=self._flat)
         deadline = self._client.deadline(None)
-        size = self._heads[0] * self._head_bytes
-        lent = streams.memory.lend(size, stream, plan.device_id, deadline - time.monotonic())
-        block = lent.block
-        offset, region = block.offset, block.region
-        head = plan.head(self._cores, layer, True)
-        output = encoded_range(ATTEND_RANGES["output"], region.region_id, offset, size)
-        place = Place("output", region.region_id, offset, self._packed, size // self._packed)
-        streams.submit(head, self._ranges + output, (*self._inputs, place),
-                       Appended(self._cores, layer, plan.kv_rows), stream, deadline)
+        lent = self._lend_output(deadline)
+        region, offset = lent.block.region, lent.block.offset
+        place = Place("output", region.region_id, offset, self._packed, self._heads[0] * self._row_bytes)
+        streams.submit(plan.head(self._cores, layer, True), self._ranges + encoded([place]),
+                       (*self._inputs, place), Appended(self._cores, layer, plan.kv_rows), stream, deadline)
         found = torch_tensor(lent, region.ordinal, region.address + offset, self._shape, self._dtype)
         if found.dtype != q.dtype:
             found = found.to(q.dtype)
         return found if self._whole else self._packing.spread(found)
 
+    def _lend_output(self, deadline: float) -> Lent:
+        size = self._packed * self._heads[0] * self._row_bytes
+        return self._streams.memory.lend(size, self._stream, self._plan.device_id,
+                                         deadline - time.monotonic())
+
     def _take_memory(self, stream: int) -> None:
         """For the inputs of all layers in the order of a stream: Q, then K, then V, each dense."""
-        sizes = [heads * self._head_bytes for heads in self._heads]
+        sizes = [self._packed * heads * self._row_bytes for heads in self._heads]
         left = self._client.deadline(None) - time.monotonic()
         lent = self._streams.memory.lend(sum(sizes), stream, self._plan.device_id, left)
         region, offset = lent.block.region, lent.block.offset

@@ -14,7 +14,8 @@ from ._local_connection import BlockingConnection, Call
 from ._places import Place, encoded, fits, row_bytes, split
 from ._requests import Attention, Question
 from ._tensors import WIRE, dtype_name
-from .errors import DeadlineExceeded, Error, FailedPrecondition, Unimplemented, from_status, invalid
+from .errors import (DeadlineExceeded, Error, FailedPrecondition, ResourceExhausted, Unimplemented,
+                     from_status, invalid)
 
 _Response = _messages.message("AttendResponse")
 _ALIGNMENT = 256  # bytes, of a tensor in a block
@@ -70,13 +71,16 @@ class Streams:
         self._ordinals: dict[str, int | None] = {}  # of the GPUs here, by the server's device
 
     def ordinal(self, device_id: str, stream: int, deadline: float) -> int | None:
-        """In this process, of the GPU whose memory the server shares; None: it shares none with it."""
+        """In this process, of the GPU whose memory the server shares; None: it shares none with it, or none
+        now."""
         if device_id not in self._ordinals:
             try:
                 lent = self.memory.lend(1, stream, device_id, deadline - time.monotonic())
                 self._ordinals[device_id] = lent.block.region.ordinal
             except (Unimplemented, FailedPrecondition):
                 self._ordinals[device_id] = None
+            except ResourceExhausted:
+                return None
         return self._ordinals[device_id]
 
     def raise_earlier(self) -> None:
