@@ -123,7 +123,7 @@ case ${1-} in
   --torch) # gate: not of it
     [[ $# -eq 1 ]] || usage
     install_packages
-    build release flashcore-server flashcore flashcore_python_proto
+    build release flashcore-server flashcore flashcore_python_proto flashcore-server-fake-gpu flashcore_fake_cuda
     ctest --preset release -L '^torch$' -j "$jobs" # gate: not of it
     ;;
   --stress)

@@ -6,6 +6,7 @@ The fake GPU's memory is host memory, so arrays of numpy over it have its conten
 import asyncio
 import collections
 import ctypes
+import threading
 import unittest
 from unittest import mock
 
@@ -26,6 +27,23 @@ class FakeDriver:
     def __init__(self):
         self.streams = collections.defaultdict(collections.deque)
         self.copies = self.synchronized = 0
+        self.context = 0x500  # current on this thread; 0: none
+
+    def cuCtxGetCurrent(self, context):
+        context._obj.value = self.context
+        return 0
+
+    def cuDeviceGet(self, device, ordinal):
+        device._obj.value = ordinal + 10
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context, device):
+        context._obj.value = 0x600 + device.value
+        return 0
+
+    def cuCtxSetCurrent(self, context):
+        self.context = context.value
+        return 0
 
     def cuMemcpyDtoDAsync_v2(self, to, source, size, stream):
         self.copies += 1
@@ -51,6 +69,7 @@ class FakeGpuLibrary(fakes.FakeLibrary):
     def __init__(self, driver):
         super().__init__()
         self.driver, self.status, self.quota = driver, None, 1 << 40
+        self.status_of = {}  # by tag
         self.device_regions, self.closed, self.called, self.in_flight = {}, [], [], 0
 
     def allocate_device_memory(self, handle, size, device_id, timeout, memory):
@@ -70,6 +89,8 @@ class FakeGpuLibrary(fakes.FakeLibrary):
     def submit_on_stream(self, handle, tag, request, size, timeout, stream):
         if self.down:
             return self.fail(fakes.UNAVAILABLE, "the server ended the connection")
+        if size > 16384 - 70:
+            return self.fail(RESOURCE_EXHAUSTED, f"request: {size} bytes, over those of a slot")
         if self.in_flight + len(self.answers) >= self.slots:
             return _c_library.AGAIN
         self.in_flight += 1
@@ -80,8 +101,9 @@ class FakeGpuLibrary(fakes.FakeLibrary):
 
     def run(self, tag, request):
         reply = fakes.ATTEND[1]()
-        if self.status is not None:
-            reply.status.code, reply.status.message = self.status
+        status = self.status_of.get(tag, self.status)
+        if status is not None:
+            reply.status.code, reply.status.message = status
         else:
             source = request.value_range if request.HasField("value_range") else request.query_range
             self.place(request.output_range)[:] = self.place(source)
@@ -141,7 +163,8 @@ class DeviceTest(unittest.TestCase):
         self.driver = FakeDriver()
         self.library = FakeGpuLibrary(self.driver)
         for module, name, value in ((_c_library, "load", lambda: self.library),
-                                    (_device_tensors, "_driver", lambda: self.driver)):
+                                    (_device_tensors, "_driver", lambda: self.driver),
+                                    (_device_tensors, "_thread", threading.local())):
             patch = mock.patch.object(module, name, value)
             patch.start()
             self.addCleanup(patch.stop)
@@ -254,6 +277,49 @@ class DeviceTest(unittest.TestCase):
         self.library.held = False
         self.client.synchronize()
 
+    def test_a_thread_without_a_context_takes_the_primary_one_of_the_gpu(self):
+        self.client.attend(*self.tensors())
+        self.assertEqual(self.driver.context, 0x500, "it has one")
+        self.driver.context = _device_tensors._thread.has_context = 0
+        self.client.attend(*self.tensors())
+        self.assertEqual(self.driver.context, 0x60A)
+
+    def test_more_spans_than_a_slot_holds_are_several_requests(self):
+        spans = 2000
+        bounds = list(range(spans + 1))
+        q, k, v = self.tensors(rows=spans)
+        o, lse = self.client.attend(q, k, v, cu_seqlens_q=bounds, cu_seqlens_k=bounds, return_lse=True)
+        self.driver.run()
+        np.testing.assert_array_equal(content(o), v.array)
+        self.assertTrue((content(lse) == 1).all())
+        self.client.synchronize()
+        requests = [request for _, request in self.library.requests]
+        self.assertGreater(len(requests), 1)
+        self.assertEqual(sum(len(request.spans) for request in requests), spans)
+
+    def test_rows_of_a_part_that_failed_are_taken_back(self):
+        sequences = [self.client.create_sequence(2, HEADS, DIM) for _ in range(700)]
+        step = self.client.plan(sequences, num_heads=HEADS)
+        tensors = self.tensors(rows=700)
+        step.run(0, *tensors)
+        self.assertEqual({tuple(sequence.lengths) for sequence in sequences}, {(1, 0)})
+        self.assertEqual(len(self.library.requests), 2)
+        first = len(self.library.requests[0][1].spans)
+        self.library.status_of[self.library.requests[0][0]] = (FAILED_PRECONDITION, "no")
+        with self.assertRaises(flashcore.FailedPrecondition):
+            self.client.synchronize()
+        self.assertEqual([sequence.lengths[0] for sequence in sequences], [0] * first + [1] * (700 - first))
+
+    def test_spans_that_cannot_be_split_are_refused(self):
+        spans = 4000
+        # LSE of 2 heads: no span after the first part begins at a multiple of 16 bytes.
+        sizes = [2] * 1000 + [3] + [4] * (spans - 1001)
+        bounds = np.cumsum([0, *sizes])
+        q, k, v = self.tensors(rows=int(bounds[-1]))
+        self.refused("the request has 4000 spans.*multiple of 16", self.client.attend, q, k, v,
+                     cu_seqlens_q=bounds, cu_seqlens_k=bounds, return_lse=True,
+                     kind=flashcore.ResourceExhausted)
+
     def test_the_end_of_the_connection_is_said_once_and_a_new_one_is_made(self):
         q, k, v = self.tensors()
         old = self.client.attend(q, k, v)
@@ -268,6 +334,20 @@ class DeviceTest(unittest.TestCase):
         self.driver.run()
         self.client.synchronize()
         np.testing.assert_array_equal(content(o), v.array)
+
+    def test_errors_are_said_before_a_new_connection_though_another_thread_receives_them(self):
+        self.client.attend(*self.tensors())
+        connection = self.client.core._transport._connection
+        connection._received = True  # by another thread
+        self.library.down = True
+
+        def wait_for(call, deadline):  # until that thread has seen the end
+            connection.fail(flashcore.Unavailable("the other thread saw the end"))
+            return call.done()
+
+        with mock.patch.object(connection, "wait_for", wait_for), \
+                self.assertRaisesRegex(flashcore.Unavailable, "earlier request.*the other thread saw"):
+            self.client.attend(*self.tensors())
 
     # Memory.
 
@@ -288,6 +368,13 @@ class DeviceTest(unittest.TestCase):
         del lse
         again, _ = self.client.attend(*self.tensors(), return_lse=True)
         self.assertEqual(again.address, address)
+
+    def test_blocks_of_many_sizes_share_a_region(self):
+        tensors = [self.empty(rows) for rows in (1, 10, 100, 200, 400)]
+        self.assertEqual(len(self.library.device_regions), 1)
+        places = sorted((tensor.address, tensor.address + content(tensor).nbytes) for tensor in tensors)
+        for (_, end), (begin, _) in zip(places, places[1:]):
+            self.assertLessEqual(end, begin)
 
     def test_steps_take_no_more_memory(self):
         q, k, v = self.tensors(rows=200)

@@ -160,6 +160,27 @@ class DeviceTensorsTest(unittest.TestCase):
                 tensor = client.device_empty((10 << 20,), stream=stream)
                 del tensor
 
+    def test_a_thread_without_a_context(self):
+        tensors = [Tensor(array, self.stream) for array in self.arrays(1, HEADS, KV_HEADS, KV_HEADS)]
+        with self.connect() as client:
+            outputs = []
+            thread = threading.Thread(target=lambda: outputs.append(client.attend(*tensors)))
+            thread.start()
+            thread.join()
+            client.synchronize()
+            expected = reference(tensors[0].array[0], tensors[1].array, tensors[2].array)
+            self.assertLess(np.abs(content(outputs[0])[0] - expected).max(), 2e-3)
+
+    def test_a_step_of_more_sequences_than_a_slot_holds(self):
+        count = 700
+        with self.connect() as client, client.create_sequences(count, 1, KV_HEADS, DIM) as batch:
+            q, k, v = self.arrays(count, HEADS, KV_HEADS, KV_HEADS)
+            o = client.attend_batch(batch, 0, *(Tensor(array, self.stream) for array in (q, k, v)))
+            client.synchronize()
+            for i in (0, count // 2, count - 1):
+                self.assertLess(np.abs(content(o)[i] - reference(q[i], k[i:i + 1], v[i:i + 1])).max(), 2e-3)
+            self.assertEqual([info.layer_lengths for info in batch.info()], [[1]] * count)
+
     def test_a_server_that_shares_no_gpu(self):
         with harness.Server(local=True) as server, flashcore.connect(f"local:{server.local}") as client:
             with self.assertRaisesRegex(flashcore.Unimplemented, "--local_device_tensors"):

@@ -25,6 +25,19 @@ class DeviceTensor(torch.Tensor):
     def __init__(self, content):
         self.content = content
 
+    def data_ptr(self):
+        return self.content.data_ptr()
+
+    # PyTorch's own ask the driver. Places are integers and slices.
+    def contiguous(self):
+        return self.clone(memory_format=torch.contiguous_format)
+
+    def __getitem__(self, index):
+        return DeviceTensor(self.content[index])
+
+    def __setitem__(self, index, value):
+        self.content[index] = value.content
+
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         raise AssertionError(f"{func}: outside of counted()")

@@ -2,7 +2,6 @@
 over the fakes of tests/client/python_device_test.py."""
 
 import contextlib
-import ctypes
 import pathlib
 import sys
 import types
@@ -16,7 +15,7 @@ except ImportError as why:
     sys.exit(77)
 
 import flashcore
-import numpy as np
+from flashcore import _device_tensors
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "client"))
 import python_device_test as fakes  # noqa: E402
@@ -38,15 +37,11 @@ def plain(tensor):
     return tensor.as_subclass(torch.Tensor)
 
 
-def as_tensor(owner, device):
-    """torch.as_tensor of an object with memory of the fake GPU."""
-    interface = owner.__cuda_array_interface__
-    dtype = np.dtype(interface["typestr"])
-    size = int(np.prod(interface["shape"])) * dtype.itemsize
-    memory = (ctypes.c_char * size).from_address(interface["data"][0])
-    memory.owner = owner
-    array = np.ndarray(interface["shape"], dtype, memory, 0, interface["strides"])
-    return cuda(torch.from_numpy(array))
+_from_dlpack = torch.from_dlpack
+
+
+def from_dlpack(capsule):
+    return cuda(_from_dlpack(capsule))
 
 
 class TorchDeviceTest(unittest.TestCase):
@@ -57,7 +52,8 @@ class TorchDeviceTest(unittest.TestCase):
         with mock.patch.multiple(torch.cuda, current_stream=lambda device=None: stream,
                                  ExternalStream=lambda handle, device: handle,
                                  stream=lambda handle: contextlib.nullcontext()), \
-                mock.patch.object(torch, "as_tensor", as_tensor):
+                mock.patch.object(torch, "from_dlpack", from_dlpack), \
+                mock.patch.object(_device_tensors, "_CUDA", 1):  # kDLCPU
             return super().run(result)
 
     def tensors(self, dtype, shape=SHAPE):

@@ -297,6 +297,26 @@ int cuCtxPopCurrent_v2(CUcontext* context) {
   return kSuccess;
 }
 
+int cuCtxGetCurrent(CUcontext* context) {
+  const Call call(__func__);
+  if (call.failed()) return call.result();
+  *context = current_contexts.empty() ? nullptr : current_contexts.back();
+  return kSuccess;
+}
+
+int cuCtxSetCurrent(CUcontext context) {
+  const Call call(__func__);
+  if (call.failed()) return call.result();
+  if (context == nullptr) return kInvalidContext;
+  if (context->retained == 0) return kContextIsDestroyed;
+  if (current_contexts.empty()) {
+    current_contexts.push_back(context);
+    ++driver().current;
+  }
+  current_contexts.back() = context;
+  return kSuccess;
+}
+
 int cuMemImportFromShareableHandle(uint64_t* handle, void* file, int type) {
   const Call call(__func__);
   if (call.failed()) return call.result();
@@ -527,6 +547,7 @@ int cuStreamBatchMemOp_v2(CUstream stream, unsigned count, const MemOp* operatio
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t source, size_t bytes, CUstream stream) {
   const Call call(__func__);
   if (call.failed()) return call.result();
+  if (current_contexts.empty()) return kInvalidContext;
   const int result = FindStream(stream, &stream);
   if (result != kSuccess) return result;
   if (!Mapped(to, bytes)) return kInvalidValue;

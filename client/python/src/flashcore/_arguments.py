@@ -37,10 +37,13 @@ def integer(name: str, value: Any, least: float = 0, most: float = UINT32) -> in
 
 
 def integers(name: str, values: Any, allowed: str = "whole numbers, a list or an array [n]") -> list[int]:
-    """The integers of an iterable, or of an array or tensor in host memory with one axis."""
+    """The integers of an iterable, or of an array or tensor with one axis. Waits for a tensor of PyTorch on a
+    GPU."""
     try:
         if isinstance(values, (str, bytes)):
             raise TypeError
+        if getattr(values, "is_cuda", False):
+            values = values.cpu()
         array = np.asarray(values if hasattr(values, "__array__") else list(values))
         if array.ndim == 1 and (array.size == 0 or array.dtype.kind in "iu"):
             return array.tolist()

@@ -15,6 +15,7 @@ from ._local_memory import size_class
 from .errors import ResourceExhausted
 
 _REGION_BYTES = 4 << 20  # of a region with many blocks
+_CUT_BYTES = 256 << 10  # of it are cut into blocks of one size at a time
 _SMALL_BYTES = 512 << 10  # larger blocks have a region of their own
 _GRANULARITY = 2 << 20  # of a region: what the driver maps
 
@@ -65,6 +66,7 @@ class DeviceMemory:
         self._growing = threading.Lock()
         self._homes: dict[_Kind, collections.deque[Block]] = {}
         self._regions: list[Region] = []  # replaced, never changed
+        self._uncut: dict[str, tuple[Region, int]] = {}  # what is left of one, from where, by device
 
     def lend(self, size: int, stream: int, device_id: str, left: float) -> Lent:
         """A block of at least `size` bytes for work in the order of `stream`. May wait for the server if it
@@ -91,16 +93,25 @@ class DeviceMemory:
         with self._growing:
             if home:
                 return
-            wanted = max(size, _REGION_BYTES) if size <= _SMALL_BYTES else size
-            try:
-                region = Region(self._connection.allocate(wanted, device_id, left))
-            except ResourceExhausted:
-                if not self._drop_idle():
-                    raise
-                region = Region(self._connection.allocate(wanted, device_id, left))
-            self._regions = [*self._regions, region]
-            last = region.bytes - size if size <= _SMALL_BYTES else 0
-            home.extend([Block(region, offset, home) for offset in range(0, last + 1, size)])
+            if size > _SMALL_BYTES:
+                home.append(Block(self._allocate(size, device_id, left), 0, home))
+                return
+            region, begin = self._uncut.get(device_id, (None, 0))
+            if region is None or region.bytes - begin < size:
+                region, begin = self._allocate(_REGION_BYTES, device_id, left), 0
+            count = min((region.bytes - begin) // size, max(1, _CUT_BYTES // size))
+            self._uncut[device_id] = region, begin + count * size
+            home.extend([Block(region, begin + i * size, home) for i in range(count)])
+
+    def _allocate(self, size: int, device_id: str, left: float) -> Region:
+        try:
+            region = Region(self._connection.allocate(size, device_id, left))
+        except ResourceExhausted:
+            if not self._drop_idle():
+                raise
+            region = Region(self._connection.allocate(size, device_id, left))
+        self._regions = [*self._regions, region]
+        return region
 
     def _drop_idle(self) -> bool:
         """Gives regions of large idle blocks back. Waits for the GPU, as PyTorch's allocator does when memory

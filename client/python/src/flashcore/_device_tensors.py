@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import math
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from .errors import Internal, InvalidArgument, invalid
 
 _TYPES = {"float16": "<f2", "bfloat16": "<u2", "float32": "<f4"}  # bfloat16 as its bits
 _NAMES = {"<f2": "float16", "<u2": "uint16", "<f4": "float32"}
+_thread = threading.local()
 _LEGACY = 1  # __cuda_array_interface__'s number for stream 0
 
 
@@ -73,31 +75,19 @@ class DeviceTensor:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return self.interface(_TYPES[self.dtype], self.stream or _LEGACY)
-
-    def interface(self, typestr: str, stream: int | None) -> dict[str, Any]:
-        return dict(shape=self.shape, typestr=typestr, data=(self.address, False), version=3,
+        return dict(shape=self.shape, typestr=_TYPES[self.dtype], data=(self.address, False), version=3,
                     strides=None if self.strides == _strides(self.shape, WIRE[self.dtype]) else self.strides,
-                    stream=stream)
+                    stream=self.stream or _LEGACY)
 
     def swapaxes(self, a: int, b: int) -> "DeviceTensor":
         return DeviceTensor(self._memory, self.address, _swapped(self.shape, a, b), self.dtype, self.stream,
                             _swapped(self.strides, a, b))
 
 
-class _Bits:
-    """A DeviceTensor for PyTorch, which has no bfloat16 in the interface and waits for no stream."""
-
-    def __init__(self, tensor: DeviceTensor) -> None:
-        self._tensor = tensor  # the tensor of PyTorch keeps this object
-        typestr = "<i2" if tensor.dtype == "bfloat16" else _TYPES[tensor.dtype]
-        self.__cuda_array_interface__ = tensor.interface(typestr, None)
-
-
 def is_device(tensor: Any) -> bool:
     if isinstance(tensor, np.ndarray):
         return False
-    if _is_torch(tensor):
+    if is_torch(tensor):
         return bool(tensor.is_cuda)
     try:
         return hasattr(tensor, "__cuda_array_interface__")
@@ -129,7 +119,7 @@ def to_device(name: str, tensor: Any, dtype: str | None) -> HostTensor:
 
 
 def _read(name: str, tensor: Any, dtype: str | None) -> HostTensor:
-    if _is_torch(tensor):
+    if is_torch(tensor):
         if tensor.requires_grad:
             raise invalid(name, "requires a gradient", f"no backward pass: pass {name}.detach()")
         found, shape = _torch_name(tensor.dtype), tuple(tensor.shape)
@@ -158,7 +148,7 @@ def _read(name: str, tensor: Any, dtype: str | None) -> HostTensor:
 def stream_of(name: str, array: DeviceArray) -> int:
     """The stream in whose order a call on this tensor runs, as an int; 0: the legacy default stream."""
     tensor = array.owner
-    if _is_torch(tensor):
+    if is_torch(tensor):
         return int(sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream)
     stream = tensor.__cuda_array_interface__.get("stream")
     if stream is not None and (not isinstance(stream, int) or stream < 1):
@@ -169,26 +159,75 @@ def stream_of(name: str, array: DeviceArray) -> int:
 
 def ordinal_of(array: DeviceArray) -> int | None:
     """The GPU of a tensor in this process; None: it does not say."""
-    return array.owner.device.index if _is_torch(array.owner) else None
+    return array.owner.device.index if is_torch(array.owner) else None
 
 
 def to_torch(device: Any, tensor: DeviceTensor) -> Any:
     """A tensor of PyTorch with the same memory, which it keeps."""
-    torch = sys.modules["torch"]
-    result = torch.as_tensor(_Bits(tensor), device=device)
-    return result.view(torch.bfloat16) if tensor.dtype == "bfloat16" else result
+    size = WIRE[tensor.dtype].itemsize
+    return torch_tensor(tensor, device.index, tensor.address, tensor.shape, tensor.dtype,
+                        [stride // size for stride in tensor.strides])
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor of DLPack."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+                ("axes", ctypes.c_int32), ("kind", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+                ("lanes", ctypes.c_uint16), ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p),
+                ("offset", ctypes.c_uint64)]
+
+
+class _Managed(ctypes.Structure):
+    """DLManagedTensor."""
+
+    _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+_CUDA = 2  # kDLCUDA
+_KINDS = {"float16": (2, 16), "bfloat16": (4, 16), "float32": (2, 32)}  # kDLFloat, kDLBfloat, and bits
+_kept: dict[int, Any] = {}  # what tensors of PyTorch keep, by the address of their _Managed
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def _drop(managed: int, kept: dict[int, Any] = _kept) -> None:  # kept: also while the interpreter ends
+    del kept[managed]
+
+
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_drop))  # the last tensors may go after this module
+_DROP = ctypes.cast(_drop, ctypes.c_void_p)
+_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi))
+
+
+def torch_tensor(owner: Any, ordinal: int, address: int, shape: tuple[int, ...], dtype: str,
+                 strides: list[int] | None = None) -> Any:
+    """A tensor of PyTorch over memory of a GPU, which keeps `owner` until nobody has it or a part of it.
+    strides: in elements; None: it is C-contiguous."""
+    # DLPack: PyTorch reads __cuda_array_interface__ in many times the time, and has no bfloat16 there.
+    axes = len(shape)
+    numbers = (ctypes.c_int64 * (2 * axes))(*shape, *(strides or ()))
+    begin = ctypes.addressof(numbers)
+    managed = _Managed(_Tensor(address, _CUDA, ordinal, axes, *_KINDS[dtype], 1, begin,
+                               begin + 8 * axes if strides else None, 0), None, _DROP)
+    place = ctypes.addressof(managed)
+    _kept[place] = managed, numbers, owner
+    try:
+        return sys.modules["torch"].from_dlpack(_capsule(place, b"dltensor", None))
+    except BaseException:
+        del _kept[place]
+        raise
 
 
 def copy(name: str, array: DeviceArray, to: DeviceTensor) -> None:
     """Enqueues a copy on the stream of `to`, which is dense; of any strides if it is PyTorch's."""
     if array.dense:
         driver = _driver()
-        code = driver.cuMemcpyDtoDAsync_v2(ctypes.c_uint64(to.address), ctypes.c_uint64(array.address),
-                                           ctypes.c_size_t(array.nbytes), ctypes.c_void_p(to.stream))
-        if code:
-            raise Internal(f"cuMemcpyDtoDAsync: {_text(code)}")
+        _check("cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync_v2(
+            ctypes.c_uint64(to.address), ctypes.c_uint64(array.address), ctypes.c_size_t(array.nbytes),
+            ctypes.c_void_p(to.stream)))
         return
-    if not _is_torch(array.owner):
+    if not is_torch(array.owner):
         raise invalid(name, f"has strides {list(array.strides)} for shape {list(array.shape)}",
                       "C-contiguous arrays [rows, heads, head_dim]; any strides of PyTorch's tensors")
     torch, source = sys.modules["torch"], array.owner
@@ -200,11 +239,24 @@ def copy(name: str, array: DeviceArray, to: DeviceTensor) -> None:
         to_torch(source.device, to).copy_(rows, non_blocking=True)
 
 
+def use_context(ordinal: int) -> None:
+    """Lets this thread have a current context: if it has none, the primary one of a GPU, as CUDA's runtime
+    does. Once a thread."""
+    if getattr(_thread, "has_context", False):
+        return
+    driver, context, device = _driver(), ctypes.c_void_p(), ctypes.c_int()
+    _check("cuCtxGetCurrent", driver.cuCtxGetCurrent(ctypes.byref(context)))
+    if not context.value:
+        _check("cuDeviceGet", driver.cuDeviceGet(ctypes.byref(device), ordinal))
+        # Never released, like the runtime's.
+        _check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+        _check("cuCtxSetCurrent", driver.cuCtxSetCurrent(context))
+    _thread.has_context = True
+
+
 def synchronize() -> None:
     """Waits for the work of the GPU of the current context."""
-    code = _driver().cuCtxSynchronize()
-    if code:
-        raise Internal(f"cuCtxSynchronize: {_text(code)}")
+    _check("cuCtxSynchronize", _driver().cuCtxSynchronize())
 
 
 @functools.cache
@@ -215,13 +267,14 @@ def _driver() -> Any:
         raise Internal(f"the driver of the GPU: {error}") from None
 
 
-def _text(code: int) -> str:
-    text = ctypes.c_char_p()
-    _driver().cuGetErrorString(code, ctypes.byref(text))
-    return (text.value or b"").decode() or f"error {code}"
+def _check(function: str, code: int) -> None:
+    if code:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(code, ctypes.byref(text))
+        raise Internal(f"{function}: {(text.value or b'').decode() or f'error {code}'}")
 
 
-def _is_torch(tensor: Any) -> bool:
+def is_torch(tensor: Any) -> bool:
     return isinstance(tensor, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 

@@ -5,6 +5,7 @@ The masks are the same. A row that sees no K/V has O = 0 and LSE = -infinity, wh
 """
 
 import math
+import sys
 from typing import Any, Iterable
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from . import _tensors
 from ._arguments import flag, integer, integers, shown
 from ._batch import Layer
+from ._device_tensors import is_device, is_torch, to_device
 from ._requests import Attention
 from ._signatures import KvcacheFunc, VarlenFunc, typed_as
 from ._tensors import HostTensor, Tensor
@@ -28,7 +30,8 @@ def flash_attn_varlen_func(
     """Attention of many spans over K/V that is sent along: Client.attend of the default client, in the terms
     of flash-attn.
 
-    q: [total_q, nheads, headdim]; k, v: [total_k, nheads_k, headdim], float16 or bfloat16 in host memory.
+    q: [total_q, nheads, headdim]; k, v: [total_k, nheads_k, headdim], float16 or bfloat16, in host memory, or
+    all of PyTorch on a GPU that the server shares.
     cu_seqlens_q, cu_seqlens_k: int32 [batch + 1]. max_seqlen_q, max_seqlen_k: at least the longest.
     window_size: (left, right), -1 for no bound. dropout_p and softcap: 0. deterministic: always.
 
@@ -38,7 +41,7 @@ def flash_attn_varlen_func(
     _refuse_unless_none(alibi_slopes=alibi_slopes, block_table=block_table)
     _refuse_unless_zero(dropout_p=dropout_p, softcap=softcap)
     return_attn_probs = flag("return_attn_probs", return_attn_probs)
-    query, key, value = _host("q", q), _host("k", k), _host("v", v)
+    query, key, value = _read("q", q), _read("k", k), _read("v", v)
     offsets_q, offsets_k = _integers("cu_seqlens_q", cu_seqlens_q), _integers("cu_seqlens_k", cu_seqlens_k)
     rows_q, rows_k = np.diff(offsets_q), np.diff(offsets_k)
     for name, most, rows in (("max_seqlen_q", max_seqlen_q, rows_q), ("max_seqlen_k", max_seqlen_k, rows_k)):
@@ -49,7 +52,7 @@ def flash_attn_varlen_func(
         # The server takes only spans with query rows.
         if not used.any():
             return _nothing(query, return_attn_probs)
-        key, value = (x._replace(array=x.array[np.repeat(used, rows_k)])
+        key, value = (x._replace(array=_rows(x.array, offsets_k, used))
                       if len(x.array) == rows_k.sum() else x for x in (key, value))
         offsets_q, offsets_k = _offsets(rows_q[used]), _offsets(rows_k[used])
     out: Any = default_client().attend(
@@ -58,7 +61,7 @@ def flash_attn_varlen_func(
         cu_seqlens_k=offsets_k, dtype=query.dtype)
     if not return_attn_probs:
         return query.restore(out)
-    return query.restore(out[0]), query.restore(np.ascontiguousarray(out[1].T)), None
+    return query.restore(out[0]), query.restore(_contiguous(out[1].T)), None
 
 
 @typed_as(KvcacheFunc)
@@ -75,7 +78,7 @@ def flash_attn_with_kvcache(
     k_cache: a layer of sequences, SequenceBatch.layer(i), and v_cache None or the same: the K/V stays on the
     server, and the batch's own client is used. cache_seqlens, if given, are the lengths before the append:
     LengthMismatch if a sequence has another one.
-    Or k_cache, v_cache: [batch_cache, seqlen_cache, nheads_k, headdim] in host memory, and cache_seqlens the
+    Or k_cache, v_cache: [batch_cache, seqlen_cache, nheads_k, headdim], and cache_seqlens the
     rows in use; None: all. k and v are written to them in place, and the rows in use are sent with each call
     of the default client.
     cache_seqlens: int or int32 [batch]. cache_batch_idx: int32 [batch], the places in the cache; None: 0, 1,
@@ -88,11 +91,12 @@ def flash_attn_with_kvcache(
     _refuse_unless_zero(softcap=softcap)
     if (k is None) != (v is None):
         raise invalid("k, v", "one is None", "both, or neither")
-    query = _host("q", q, 4, "[batch, seqlen_q, nheads, headdim]")
-    new = [] if k is None else [_host(name, x, 4, "[batch, seqlen_new, nheads_k, headdim]")
+    query = _read("q", q, 4, "[batch, seqlen_q, nheads, headdim]")
+    new = [] if k is None else [_read(name, x, 4, "[batch, seqlen_new, nheads_k, headdim]")
                                 for name, x in (("k", k), ("v", v))]
     batch, seqlen_q, heads, head_dim = query.array.shape
     for name, x in zip("kv", new):
+        _check_place(name, x, query)
         if len(x.array) != batch:
             raise invalid(name, f"has shape {list(x.array.shape)}", f"a batch of {batch}, as q")
     return_softmax_lse = flag("return_softmax_lse", return_softmax_lse)
@@ -106,7 +110,7 @@ def flash_attn_with_kvcache(
     if not return_softmax_lse:
         return query.restore(out.reshape(query.array.shape))
     lse = out[1].reshape(batch, seqlen_q, heads).swapaxes(1, 2)
-    return query.restore(out[0].reshape(query.array.shape)), query.restore(np.ascontiguousarray(lse))
+    return query.restore(out[0].reshape(query.array.shape)), query.restore(_contiguous(lse))
 
 
 def _attend_layer(layer: Layer, v_cache: Any, flat: HostTensor, new: list[HostTensor], batch: int,
@@ -134,8 +138,10 @@ def _attend_layer(layer: Layer, v_cache: Any, flat: HostTensor, new: list[HostTe
 
 def _attend_cache(k_cache: Tensor, v_cache: Tensor, flat: HostTensor, new: list[HostTensor], batch: int,
                   cache_seqlens: Any, cache_batch_idx: Any, options: dict) -> Any:
-    key, value = (_host(name, x, 4, "[batch_cache, seqlen_cache, nheads_k, headdim]")
+    key, value = (_read(name, x, 4, "[batch_cache, seqlen_cache, nheads_k, headdim]")
                   for name, x in (("k_cache", k_cache), ("v_cache", v_cache)))
+    for name, x in (("k_cache", key), ("v_cache", value)):
+        _check_place(name, x, flat)
     if key.array.shape != value.array.shape:
         raise invalid("v_cache", f"has shape {list(value.array.shape)}",
                       f"that of k_cache, {list(key.array.shape)}")
@@ -154,12 +160,12 @@ def _attend_cache(k_cache: Tensor, v_cache: Tensor, flat: HostTensor, new: list[
                           f"{cache.array.shape[2]}, {cache.array.shape[3]}]")
         if x.array.shape != new[0].array.shape:
             raise invalid(name, f"has shape {list(x.array.shape)}", f"that of k, {list(new[0].array.shape)}")
-        if not cache.array.flags.writeable:
+        if isinstance(cache.array, np.ndarray) and not cache.array.flags.writeable:
             raise invalid(f"{name}_cache", "is read-only", "a writable tensor, to append to")
     for cache, x in zip((key, value), new):
         for i, (place, length) in enumerate(zip(places, lengths)):
             cache.array[place, length:length + rows] = x.array[i]
-    packed = [np.concatenate([cache.array[place, :length + rows] for place, length in zip(places, lengths)])
+    packed = [_joined([cache.array[place, :length + rows] for place, length in zip(places, lengths)])
               for cache in (key, value)]
     return default_client().attend(
         flat.array, *packed, **options, dtype=flat.dtype,
@@ -167,17 +173,51 @@ def _attend_cache(k_cache: Tensor, v_cache: Tensor, flat: HostTensor, new: list[
         cu_seqlens_k=_offsets([length + rows for length in lengths]))
 
 
-def _host(name: str, tensor: Any, axes: int = 3, wanted: str = "[rows, heads, head_dim]") -> HostTensor:
-    host = _tensors.to_host(name, tensor)
+def _read(name: str, tensor: Any, axes: int = 3, wanted: str = "[rows, heads, head_dim]") -> HostTensor:
+    """On a GPU its `array` is the caller's tensor, of PyTorch."""
+    if is_device(tensor):
+        if not is_torch(tensor):
+            raise invalid(name, f"is a {type(tensor).__name__} on a GPU", "there tensors of PyTorch")
+        host = HostTensor(tensor, to_device(name, tensor, None).dtype, _same)
+    else:
+        host = _tensors.to_host(name, tensor)
     if host.array.ndim != axes or (axes == 4 and 0 in host.array.shape):
         raise invalid(name, f"has shape {list(host.array.shape)}", wanted)
     return host
 
 
+def _check_place(name: str, x: HostTensor, query: HostTensor) -> None:
+    if is_torch(x.array) != is_torch(query.array):
+        raise invalid(name, "is on a GPU" if is_torch(x.array) else "is in host memory",
+                      "all tensors of a call where q is")
+
+
 def _nothing(query: HostTensor, with_lse: bool) -> Any:
-    out = query.restore(np.zeros(query.array.shape, query.array.dtype))
-    lse = np.zeros((query.array.shape[1], 0), np.float32)
-    return (out, query.restore(lse), None) if with_lse else out
+    """The result without query rows."""
+    array: Any = query.array
+    if is_torch(array):
+        out, lse = array.clone(), array.new_zeros(array.shape[1], 0).float()
+    else:
+        out, lse = np.zeros(array.shape, array.dtype), np.zeros((array.shape[1], 0), np.float32)
+    return (query.restore(out), query.restore(lse), None) if with_lse else query.restore(out)
+
+
+def _same(tensor: Any) -> Any:
+    return tensor
+
+
+def _joined(arrays: list[Any]) -> Any:
+    return sys.modules["torch"].cat(arrays) if is_torch(arrays[0]) else np.concatenate(arrays)
+
+
+def _contiguous(array: Any) -> Any:
+    return array.contiguous() if is_torch(array) else np.ascontiguousarray(array)
+
+
+def _rows(array: Any, offsets: np.ndarray, used: np.ndarray) -> Any:
+    """Those of the spans that are used."""
+    return _joined([array[:0], *(array[begin:end] for begin, end, use in zip(offsets, offsets[1:], used)
+                                 if use)])
 
 
 def _integers(name: str, values: Any) -> np.ndarray:

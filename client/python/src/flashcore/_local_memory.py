@@ -11,7 +11,7 @@ from ._requests import AttendRequest, LoadSequenceRequest, Reply, Request
 SLOTS, SLOT_BYTES = 64, 16384  # of a ring
 # Bytes of a request in the ring without its ranges. Then the answer fits, too: a span's length takes at most
 # 10 bytes there, and the span itself at least 4 here.
-_MOST_MESSAGE = (SLOT_BYTES - 1024) * 4 // 10
+MOST_MESSAGE = (SLOT_BYTES - 1024) * 4 // 10
 _ALIGNMENT = 64  # of a tensor in shared memory
 _MOST_SHAPES = 16  # of requests, whose places a block remembers
 _BYTES = np.dtype(np.uint8)
@@ -23,10 +23,11 @@ def _ranges(message: Any) -> dict[str, int]:
             if field.name.endswith("_range")}
 
 
-_ATTEND_RANGES, _LOAD_RANGES = _ranges(AttendRequest), _ranges(LoadSequenceRequest)
+ATTEND_RANGES, _LOAD_RANGES = _ranges(AttendRequest), _ranges(LoadSequenceRequest)
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """An encoded number of a message."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -35,12 +36,18 @@ def _varint(value: int) -> bytes:
     return bytes(encoded)
 
 
+def encoded_range(field: int, region_id: bytes, offset: int, size: int) -> bytes:
+    """A field with a MemoryRange."""
+    place = b"\x0a\x10" + region_id + b"\x10" + varint(offset) + b"\x18" + varint(size)
+    return varint(field << 3 | 2) + varint(len(place)) + place
+
+
 class Shape:
     """The tensors of requests of one kind: of what is sent, then of the results."""
 
     def __init__(self, names: tuple[str, ...], return_lse: bool, dtype: np.dtype,
                  shapes: tuple[tuple[int, ...], ...]) -> None:
-        fields = _ATTEND_RANGES if "query" in names else _LOAD_RANGES
+        fields = ATTEND_RANGES if "query" in names else _LOAD_RANGES
         self.tensors = [(fields[name], dtype, shape, math.prod(shape) * dtype.itemsize)
                         for name, shape in zip(names, shapes)]
         self.sent = len(self.tensors)
@@ -76,8 +83,7 @@ class Block:
         encoded, at = b"", self._offset
         views: list[np.ndarray] = []
         for field, dtype, dimensions, size in shape.tensors:
-            place = b"\x0a\x10" + self.region_id + b"\x10" + _varint(at) + b"\x18" + _varint(size)
-            encoded += _varint(field << 3 | 2) + _varint(len(place)) + place
+            encoded += encoded_range(field, self.region_id, at, size)
             views.append(np.ndarray(dimensions, dtype, self.buffer, at))
             at += _aligned(size)
         return encoded, views
@@ -106,7 +112,7 @@ class Message:
         attends = "query" in tensors
         self.shape = _shape(tuple(tensors), attends and message.return_lse, self._tensors[0].dtype,
                             tuple([tensor.shape for tensor in self._tensors]))
-        self.in_ring = attends and len(self._data) <= _MOST_MESSAGE
+        self.in_ring = attends and len(self._data) <= MOST_MESSAGE
 
     def place(self, block: Block) -> None:
         """Copies the tensors into the block."""

@@ -2,13 +2,18 @@
 
 import functools
 import itertools
+import math
+import time
 from typing import Any
 
 import numpy as np
 import torch
 
-from ._tensors import HostTensor, to_host
-from .client import Client
+from ._device_tensors import torch_tensor, use_context
+from ._streams import Streams
+from ._tensors import HostTensor, dtype_name, to_host
+from .client import Client, run
+from .errors import ResourceExhausted
 
 
 class Packing:
@@ -30,21 +35,29 @@ class Packing:
             self._places = self._places.to(device, non_blocking=device.type == "cuda")
         return self._places
 
+    def rows_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The packed rows of a tensor [batch, heads, rows, head_dim], flat, on its device: a view if it can
+        be one."""
+        places, rows = self.places(tensor.device), tensor.transpose(1, 2)
+        return rows.reshape(-1) if places is None else rows.flatten(0, 1).index_select(0, places).flatten()
+
     def unpack(self, packed: np.ndarray, query: HostTensor, like: torch.Tensor) -> torch.Tensor:
         """[batch, rows, heads, head_dim] with the dtype and device of `like`: the packed rows [packed rows,
         heads, head_dim], with elements like those of `query`, and 0 elsewhere. Does not wait for a GPU."""
-        if self._places is None:
-            packed = packed.reshape(*self._shape, *packed.shape[1:])
         rows: torch.Tensor = query.restore(packed)  # type: ignore[assignment]
         if not like.is_cpu:  # CUDA has read pageable memory when a copy from it returns
             rows = rows.to(like.device, non_blocking=like.is_cuda)
         if rows.dtype != like.dtype:
             rows = rows.to(like.dtype)
+        return self.spread(rows)
+
+    def spread(self, rows: torch.Tensor) -> torch.Tensor:
+        """[batch, rows, heads, head_dim]: the packed rows [packed rows, heads, head_dim], or those if all are
+        packed, and 0 elsewhere."""
         places = self.places(rows.device)
         if places is None:
-            return rows
-        batch, length = self._shape
-        output = rows.new_zeros(batch, length, *rows.shape[1:])
+            return rows.reshape(*self._shape, *rows.shape[-2:])
+        output = rows.new_zeros(*self._shape, *rows.shape[1:])
         output.flatten(0, 1).index_copy_(0, places, rows)
         return output
 
@@ -76,6 +89,36 @@ class Packer:
         return self._packed
 
 
+def shared_memory(client: Client, device: torch.device, device_id: str = "") -> Streams | None:
+    """The streams that take tensors on this device; None: they go through host memory, because the server
+    shares no memory of this GPU. device_id: the server's device; empty: its first."""
+    if device.type != "cuda" or not client.core.is_local:
+        return None
+    deadline = client.core.deadline(None)
+    streams: Streams = run(client.core.streams(deadline))
+    stream = torch.cuda.current_stream(device).cuda_stream
+    return streams if streams.ordinal(device_id, stream, deadline) == device.index else None
+
+
+def share(client: Client, streams: Streams, dtype: torch.dtype,
+          *tensors: tuple[Packing, torch.Tensor]) -> list[torch.Tensor] | None:
+    """The packed rows of each tensor, [packed rows, heads, head_dim] of `dtype`, by one copy into memory that
+    the server shares; None: there is too little. For work in the order of the current stream."""
+    device = tensors[0][1].device
+    stream, deadline = torch.cuda.current_stream(device).cuda_stream, client.core.deadline(None)
+    shapes = [(sum(packing.counts), tensor.shape[1], tensor.shape[3]) for packing, tensor in tensors]
+    sizes = [math.prod(shape) for shape in shapes]
+    try:
+        lent = streams.memory.lend(sum(sizes) * dtype.itemsize, stream, "", deadline - time.monotonic())
+    except ResourceExhausted:
+        return None
+    region = lent.block.region
+    use_context(region.ordinal)
+    flat = torch_tensor(lent, region.ordinal, lent.block.address, (sum(sizes),), dtype_name(dtype))
+    torch.cat([packing.rows_of(tensor) for packing, tensor in tensors], out=flat)
+    return [part.view(shape) for part, shape in zip(flat.split(sizes), shapes)]
+
+
 @functools.lru_cache(maxsize=16)
 def whole(batch: int, rows: int) -> Packing:
     """The packing of a batch without padding."""
@@ -93,9 +136,14 @@ def attend(client: Client, queries: Packing, keys: Packing, q: torch.Tensor, k: 
     rows = [counts for counts in zip(queries.counts, keys.counts) if counts[0]]
     if not rows:
         return q.new_zeros(q.shape[0], q.shape[2], q.shape[1], q.shape[3])
+    ends_q, ends_k = ([0, *itertools.accumulate(counts)] for counts in zip(*rows))
+    streams = shared_memory(client, q.device)
+    packed = None if streams is None else share(client, streams, dtype, (queries, q), (keys, k), (keys, v))
+    if packed is not None:
+        found: Any = client.attend(*packed, cu_seqlens_q=ends_q, cu_seqlens_k=ends_k, **terms)
+        return queries.spread(found.to(q.dtype))
     query, key, value = (Packer(queries, dtype, q, k, v).pack(q, k, v) if queries is keys else
                          [*Packer(queries, dtype, q).pack(q), *Packer(keys, dtype, k, v).pack(k, v)])
-    ends_q, ends_k = ([0, *itertools.accumulate(counts)] for counts in zip(*rows))
     output = client.attend(query.array, key.array, value.array, dtype=query.dtype, cu_seqlens_q=ends_q,
                            cu_seqlens_k=ends_k, **terms)
     return queries.unpack(output, query, q)

@@ -1,7 +1,7 @@
 """One step of many sequences, in asyncio: see flashcore.aio."""
 
 import functools
-from typing import Any, Generic, Literal, overload
+from typing import Any, Generic, Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from . import _requests
 from ._arguments import choice, integer
 from ._device_tensors import on_device
+from ._local_memory import varint
 from ._requests import Attention
 from ._sequence import Append, Sequence, common_shape
 from ._signatures import L
@@ -17,6 +18,7 @@ from ._tensors import HostTensor, Lse, N, T, Tensor
 from ._terms import Terms
 from .errors import LengthMismatch, invalid
 
+_LAYER = varint(_requests.AttendRequest.DESCRIPTOR.fields_by_name["layer"].number << 3)
 _SMALL_BYTES = 64 << 10  # requests of at most this may travel together with others
 
 
@@ -56,6 +58,7 @@ class Plan(Generic[L]):
     def __init__(self, client: Any, cores: list[Sequence], num_heads: int, query_rows: list[int],
                  kv_rows: list[int], terms: Terms, layout: str) -> None:
         self._client, self._cores, self._shape = client, cores, cores[0]  # as the caller has checked
+        self._heads: dict[bool, _Head] = {}  # the last ones, by whether they append
         self._step = _step(cores[0].kind, integer("num_heads", num_heads, 1), tuple(query_rows),
                            tuple(kv_rows), terms, choice("layout", layout, _requests.LAYOUTS))
 
@@ -104,27 +107,18 @@ class Plan(Generic[L]):
     async def step(self, layer: int, query: HostTensor, key: np.ndarray, value: np.ndarray,
                    timeout: float | None) -> Attention:
         """With arrays [rows, heads, head_dim] that have been checked."""
-        client, cores, step, rows = self._client, list(self._cores), self._step, self._step.kv_rows
-        if len(cores) != len(rows):
-            raise invalid("sequences", f"the batch has {len(cores)} now",
-                          f"the {len(rows)} that were planned")
+        client, cores, step, rows = self._client, self.now(), self._step, self._step.kv_rows
         deadline = client.deadline(timeout)
+        asked = _requests.Question(query, step.layout, step.terms)
+        tensors: dict[str, Any] = dict(query=query.array, key=key, value=value)
+        if on_device(query.array, key, value):
+            return await client.on_stream(self.head(cores, layer, step.appends), tensors, asked, deadline,
+                                          self._shape.device_id, Appended(cores, layer, rows))
 
         def request(append: bool) -> Any:
             """With append False, what gets the result if the rows have been appended already."""
-            message = _requests.AttendRequest.FromString(step.messages[append])
-            message.layer = layer
-            for span, core, m in zip(message.spans, cores, rows):
-                span.sequence_id = core.id
-                if m:
-                    span.expected_length = core.lengths[layer] + (0 if append else m)
-            tensors = dict(query=query.array, key=key, value=value) if append else dict(query=query.array)
-            return _requests.Request(message, tensors)
-
-        asked = _requests.Question(query, step.layout, step.terms)
-        if on_device(query.array, key, value):
-            return await client.on_stream(request(step.appends), asked, deadline, self._shape.device_id,
-                                          Appended(cores, layer, rows))
+            message = _requests.AttendRequest.FromString(self.head(cores, layer, append))
+            return _requests.Request(message, tensors if append else dict(query=query.array))
 
         async def settle(_: LengthMismatch) -> Any:
             return await client.call("Attend", request(False), deadline, repeatable=True, on_sequence=True)
@@ -139,6 +133,53 @@ class Plan(Generic[L]):
             return reply
 
         return asked.answer(await client.with_reload(cores, run))
+
+    @property
+    def client(self) -> Any:
+        return self._client
+
+    @property
+    def device_id(self) -> str:
+        return self._shape.device_id
+
+    @property
+    def kv_rows(self) -> tuple[int, ...]:
+        """Those that each sequence gets."""
+        return self._step.kv_rows
+
+    def now(self) -> list[Sequence]:
+        """The sequences, as the batch has them now."""
+        cores = list(self._cores)
+        if len(cores) != len(self._step.kv_rows):
+            raise invalid("sequences", f"the batch has {len(cores)} now",
+                          f"the {len(self._step.kv_rows)} that were planned")
+        return cores
+
+    def head(self, cores: list[Sequence], layer: int, append: bool) -> bytes:
+        """The AttendRequest without its tensors, for the lengths that the sequences have now. append: whether
+        it appends; with False, what asks the same once the planned rows have been appended."""
+        ids = [core.id for core in cores]
+        lengths = [core.lengths[layer] for core in cores]
+        head = self._heads.get(append)
+        if head is None or head.ids != ids or head.lengths != lengths:  # as a rule, the same for all layers
+            head = self._heads[append] = _Head(ids, lengths, self._encode(append, ids, lengths))
+        return head.data + _LAYER + varint(layer)
+
+    def _encode(self, append: bool, ids: list[bytes], lengths: list[int]) -> bytes:
+        message = _requests.AttendRequest.FromString(self._step.messages[append])
+        for span, sequence_id, length, rows in zip(message.spans, ids, lengths, self._step.kv_rows):
+            span.sequence_id = sequence_id
+            if rows:
+                span.expected_length = length if append else length + rows
+        return message.SerializeToString()
+
+
+class _Head(NamedTuple):
+    """A message but for its layer and tensors, and what it is made of."""
+
+    ids: list[bytes]
+    lengths: list[int]
+    data: bytes
 
 
 def plan_of(client: Any, cores: list[Sequence], layer: int, q: Tensor, k: Tensor | None, v: Tensor | None,

@@ -53,7 +53,7 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
 def _attend_inline(pattern: Pattern, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype,
                    scaling: float | None) -> torch.Tensor:
     """Attention over K and V that go with the call."""
-    length = pattern.columns.shape[1]  # K/V rows beyond it are those of a static cache, not used yet
+    length = pattern.length  # K/V rows beyond it are those of a static cache, not used yet
     least = q.shape[2] if pattern.causal or pattern.window else k.shape[2]
     if not least <= length <= k.shape[2]:
         raise invalid("attention_mask", f"is for {length} K/V rows", f"{k.shape[2]}, those of the call")
@@ -134,7 +134,7 @@ def _pattern(module: torch.nn.Module, query: torch.Tensor, past: int, cached: bo
 @functools.lru_cache(maxsize=8)
 def _whole_pattern(causal: bool, window: Window | None, rows: int, batch: int, length: int) -> Pattern:
     """The pattern of a batch without padding."""
-    return Pattern(causal, window, rows, torch.ones(batch, length, dtype=torch.bool, device="cpu"))
+    return Pattern(causal, window, rows, batch, length)
 
 
 def _has_window(module: torch.nn.Module) -> bool:
@@ -151,7 +151,7 @@ def _read(attention_mask: torch.Tensor, query: torch.Tensor) -> Pattern:
         raise invalid("attention_mask", f"is a mask {list(attention_mask.shape)} that the model made itself",
                       "[batch, positions], which transformers' create_causal_mask and the like read")
     pattern, batch, rows = attention_mask.pattern, query.shape[0], query.shape[2]
-    if pattern.columns.shape[0] not in (1, batch) or pattern.causal and pattern.rows != rows:
-        raise invalid("attention_mask", f"is of {len(pattern.columns)} sequences and {pattern.rows} query "
+    if pattern.batch not in (1, batch) or pattern.causal and pattern.rows != rows:
+        raise invalid("attention_mask", f"is of {pattern.batch} sequences and {pattern.rows} query "
                       f"rows", f"of {batch} and {rows}, those of the call")
     return pattern

@@ -9,8 +9,10 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
 from . import _transformers_models as _models
-from ._packing import Packer, Packing
-from ._transformers_mask import RESET, Opaque, Pattern, Window
+from ._device_step import DeviceStep, step_on_gpu
+from ._packing import Packer, Packing, whole
+from ._transformers_mask import RESET, Opaque, Pattern, Window, no_padding
+from ._transformers_unread import Unread
 from .client import Client, Plan, Sequence, SequenceBatch, default_client
 from .errors import BatchError, FailedPrecondition, invalid
 
@@ -31,7 +33,8 @@ class HandedOver(NamedTuple):
 
 
 class Step:
-    """A step of the layers that have one mask, scale, and shape of Q and of K: what is the same for all."""
+    """A step of the layers that have one mask, scale, and shape of Q and of K: what is the same for all. Its
+    tensors go through host memory."""
 
     def __init__(self, packing: Packing, plan: Plan[Literal[False]] | None, dtype: torch.dtype,
                  q: torch.Tensor, k: torch.Tensor) -> None:
@@ -75,9 +78,12 @@ class FlashCoreCache(Cache):
         self.client = client or default_client()
         self._config, self._idle_timeout = config, idle_timeout
         self._sequences: list[Sequence] = []  # by member of the batch
-        self._columns = torch.ones(0, 0, dtype=torch.bool)  # [batch, positions]: those that are no padding
+        self._columns = no_padding(0, 0)  # bool [batch, positions]: those that are no padding
+        self._padded = False  # some are
+        self._noted = False  # _columns has those of the step that has begun, with its mask
+        self._unread = Unread()
         self._begun: tuple[int, int] | None = None  # positions before a step that has not ended, and its rows
-        self.steps: dict[Hashable, Step] = {}  # of this step, by what they are made of
+        self.steps: dict[Hashable, Step | DeviceStep] = {}  # of this step, by what they are made of
         super().__init__(layers=[Layer(self, index, option.get("sliding_window"))
                                  for index, option in enumerate(options)])
         weakref.finalize(self, _delete, self._sequences).atexit = False
@@ -99,7 +105,8 @@ class FlashCoreCache(Cache):
     def close(self) -> None:
         """Deletes the sequences. The cache is then empty, for any batch."""
         _delete(self._sequences)
-        self._columns, self._begun = torch.ones(0, 0, dtype=torch.bool), None
+        self._columns, self._padded, self._begun = no_padding(0, 0), False, None
+        self._unread = Unread()
         for layer in self.layers:
             layer.length = 0
 
@@ -107,9 +114,10 @@ class FlashCoreCache(Cache):
 
     def fork(self) -> "FlashCoreCache":
         """A cache with the same content, which shares the memory on the server: a prompt is stored once."""
+        self._unread.check(wait=True)
         copy = FlashCoreCache(self._config, self.client, idle_timeout=self._idle_timeout)
         copy._sequences += self._forks(range(len(self._sequences)))
-        copy._columns, copy._begun = self._columns, self._begun
+        copy._columns, copy._padded, copy._begun = self._columns, self._padded, self._begun
         for mine, its in zip(self.layers, copy.layers):
             its.length = mine.length
         return copy
@@ -135,6 +143,8 @@ class FlashCoreCache(Cache):
         if not 0 <= length <= before or tokens_to_remove > 0:
             raise invalid("tokens_to_remove", tokens_to_remove,
                           f"{-before - rows} to {-rows}, 0" + (", after a step that failed" if rows else ""))
+        self._unread.check(wait=True)
+        self._unread = Unread()
         self._columns = self._columns[:, :length]
         for sequence, kept in zip(self._sequences, self._columns.sum(1).tolist()):
             if self._begun or max(sequence.lengths) > kept:
@@ -165,6 +175,8 @@ class FlashCoreCache(Cache):
                           f"of {len(members)} members of the batch") from None
         if not isinstance(chosen, list) or not all(isinstance(index, int) for index in chosen):
             raise invalid("indices", indices, f"of one axis, of {len(members)} members of the batch")
+        self._unread.check(wait=True)
+        self._unread = Unread()
         again = [index for place, index in enumerate(chosen) if index in chosen[:place]]
         forks = iter(self._forks(again))
         after = [next(forks) if index in chosen[:place] else self._sequences[index]
@@ -181,7 +193,7 @@ class FlashCoreCache(Cache):
             if len({other.length for other in self.layers[layer:]}) > 1:
                 raise FailedPrecondition("cache: a step before failed between layers; crop(-rows of that "
                                          "step)")
-            self._begun = step
+            self._begun, self._noted = step, False
             self.steps.clear()
 
     def end(self, layer: int, rows: int) -> None:
@@ -191,18 +203,36 @@ class FlashCoreCache(Cache):
             self._begun = None
             self.steps.clear()
 
-    def new_columns(self, columns: torch.Tensor, past: int, rows: int) -> torch.Tensor:
-        """Notes the columns of the whole cache after a step. Returns those of its `rows` new positions: bool
-        [batch, rows]."""
-        known = self._columns[:, :past]
-        if columns.shape[1] != past + rows:
-            raise invalid("attention_mask", f"is for {columns.shape[1]} positions",
+    def new_rows(self, pattern: Pattern, batch: int, past: int, rows: int) -> Packing:
+        """Notes the columns of the whole cache after a step. Returns the packing of its `rows` new
+        positions."""
+        if pattern.length != past + rows:
+            raise invalid("attention_mask", f"is for {pattern.length} positions",
                           f"for {past + rows}: {past} that are in the cache, and the step's")
-        if known.numel() > 0 and not torch.equal(columns[:, :past], known):
-            raise invalid("attention_mask", "differs for positions that are in the cache",
-                          "the mask of the steps before, and new positions" + RESET)
-        self._columns = columns[:, :past + rows]
-        return columns[:, past:past + rows]
+        if pattern.mask is None and (past == 0 or not self._padded and len(self._columns) == batch):
+            self._columns, self._padded = no_padding(batch, past + rows), False
+            return whole(batch, rows)
+        if self._noted and pattern.mask is not None and self._unread.again(pattern.mask):
+            pattern.check(self._columns)
+            return Packing(self._columns[:, past:])
+        known = self._columns[:, :past]
+        if past and rows == 1 and self._unread.take(pattern.mask):
+            columns = torch.cat([known, no_padding(batch, 1)], 1)
+        else:
+            columns = pattern.columns.expand(batch, -1)
+            if known.numel() > 0 and not torch.equal(columns[:, :past], known):
+                raise invalid("attention_mask", "differs for positions that are in the cache",
+                              "the mask of the steps before, and new positions" + RESET)
+            self._padded = not bool(columns.all())
+            self._unread.known(pattern.mask)
+        pattern.check(columns)
+        self._columns, self._noted = columns, True
+        return Packing(columns[:, past:])
+
+    @property
+    def columns(self) -> torch.Tensor:
+        """bool [batch, positions]: those that are no padding, also of the step that has begun."""
+        return self._columns
 
     def members(self, key: torch.Tensor, dtype: torch.dtype) -> list[Sequence]:
         """The sequences, for K of [batch, kv_heads, rows, head_dim]. New ones have this dtype."""
@@ -265,24 +295,30 @@ class Layer(CacheLayerMixin):
         key = pattern, q.shape, k.shape, q.device, dtype, scale, self._window
         step = cache.steps.get(key)
         if step is None:
-            step = cache.steps[key] = self._plan(pattern, q, k, dtype, scale)
+            step = cache.steps[key] = self._step(pattern, q, k, dtype, scale)
         output = step.attend(self._index, q, k, v)
         cache.end(self._index, k.shape[2])
         return output
 
+    def _step(self, pattern: Pattern, q: torch.Tensor, k: torch.Tensor, dtype: torch.dtype,
+              scale: float | None) -> Step | DeviceStep:
+        packing, plan = self._plan(pattern, q, k, dtype, scale)
+        found = None if plan is None else step_on_gpu(self.cache.client, plan, packing, dtype, q, k)
+        return found or Step(packing, plan, dtype, q, k)
+
     def _plan(self, pattern: Pattern, q: torch.Tensor, k: torch.Tensor, dtype: torch.dtype,
-              scale: float | None) -> Step:
-        rows, columns = k.shape[2], pattern.columns.expand(len(q), -1)
-        window = pattern.window or self._hidden_window(columns, rows)
-        packing = Packing(self.cache.new_columns(columns, self.length, rows))
+              scale: float | None) -> tuple[Packing, Plan[Literal[False]] | None]:
+        """None: all rows are padding."""
+        cache, rows = self.cache, k.shape[2]
+        packing = cache.new_rows(pattern, len(q), self.length, rows)
+        window = pattern.window or self._hidden_window(cache.columns, rows)
         asking = [(sequence, count)
-                  for sequence, count in zip(self.cache.members(k, dtype), packing.counts) if count]
+                  for sequence, count in zip(cache.members(k, dtype), packing.counts) if count]
         if not asking:
-            return Step(packing, None, dtype, q, k)
+            return packing, None
         sequences, counts = zip(*asking)
-        plan = self.cache.client.plan(sequences, num_heads=q.shape[1], query_rows=counts, causal=True,
-                                      window=window, softmax_scale=scale)
-        return Step(packing, plan, dtype, q, k)
+        return packing, cache.client.plan(sequences, num_heads=q.shape[1], query_rows=counts, causal=True,
+                                          window=window, softmax_scale=scale)
 
     def _hidden_window(self, columns: torch.Tensor, rows: int) -> Window | None:
         """For a model like Moshi, whose masks have no window: transformers' cache for its config would drop
@@ -332,7 +368,7 @@ class PackedCache(Cache):
         if not self.sequences:
             raise invalid("sequences", "none", "at least one")
         self.client = client or default_client()
-        self.steps: dict[Hashable, Step] = {}
+        self.steps: dict[Hashable, Step | DeviceStep] = {}
         super().__init__(layers=[PackedLayer(self, index) for index in range(self.sequences[0].shape[0])])
 
     def begin(self, layer: int, rows: int) -> None:
@@ -348,14 +384,14 @@ class PackedLayer(Layer):
     """Has no length of its own: each sequence has one."""
 
     def _plan(self, pattern: Pattern, q: torch.Tensor, k: torch.Tensor, dtype: torch.dtype,
-              scale: float | None) -> Step:
+              scale: float | None) -> tuple[Packing, Plan[Literal[False]] | None]:
         cache, packing = self.cache, Packing(pattern.columns)
         rows, asked = sum(cache.rows), sum(packing.counts)
         plan = cache.client.plan(cache.sequences, num_heads=q.shape[1], query_rows=cache.rows, causal=True,
                                  window=pattern.window, softmax_scale=scale)
         if rows != asked:
             raise invalid("rows", f"are {rows} together", f"the {asked} rows of the call")
-        return Step(packing, plan, dtype, q, k)
+        return packing, plan
 
 
 def _delete(sequences: list[Sequence]) -> None:

@@ -1,6 +1,6 @@
 """The mask function of flashcore.transformers, and tensors that only this package can read."""
 
-import dataclasses
+import functools
 from typing import Any, Callable
 
 import torch
@@ -75,15 +75,42 @@ class Mask(Opaque):
         return self.content
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Pattern:
     """The rows that query rows see. The last one is aligned with the last K/V position. The layers of a step
-    share it: what is made of it is kept by its identity."""
+    share it: what is made of it is kept by its identity.
 
-    causal: bool
-    window: Window | None
-    rows: int  # of the query
-    columns: torch.Tensor  # bool [batch or 1, positions], in host memory: those with tokens and no padding
+    rows: of the query. batch: of the mask, at least 1. length: of the K/V. mask: bool [batch, length], False
+    where there is padding; None: there is none.
+    """
+
+    def __init__(self, causal: bool, window: Window | None, rows: int, batch: int, length: int,
+                 mask: torch.Tensor | None = None) -> None:
+        self.causal, self.window, self.rows = causal, window, rows
+        self.batch, self.length, self.mask = batch, length, mask
+
+    @functools.cached_property
+    def columns(self) -> torch.Tensor:
+        """bool [batch, length], in host memory: those with tokens and no padding. Waits for a mask on a
+        GPU."""
+        if self.mask is None:
+            return no_padding(self.batch, self.length)
+        columns = self.mask.cpu()
+        self.check(columns)
+        return columns
+
+    def check(self, columns: torch.Tensor) -> None:
+        """Refuses columns, in host memory, that the window does not go with."""
+        if self.window is None:
+            return
+        runs = columns[:, 0] + (columns[:, 1:] & ~columns[:, :-1]).sum(1)
+        if (runs > 1).any():
+            raise invalid("attention_mask", "has padding between tokens",
+                          "with a sliding window, padding at the ends")
+
+
+def no_padding(batch: int, length: int) -> torch.Tensor:
+    """Columns without padding. They take no memory."""
+    return torch.ones(1, 1, dtype=torch.bool, device="cpu").expand(batch, length)
 
 
 @torch.compiler.disable
@@ -125,18 +152,14 @@ def _pattern(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, 
             raise invalid("cache", f"has positions {kv_offset} to {kv_offset + kv_length} for query rows up "
                           f"to {int(q_offset) + q_length}", "FlashCoreCache, DynamicCache, no cache")
         kv_length = length
-    columns = torch.ones(batch_size, kv_length, dtype=torch.bool, device="cpu")
+    seen = attention_mask
     if attention_mask is not None:
-        known = attention_mask[..., kv_offset:kv_offset + kv_length].cpu().bool()
-        if known.shape != columns.shape:
-            raise invalid("attention_mask", f"has shape {list(attention_mask.shape)}",
+        shape = attention_mask.shape
+        if len(shape) != 2 or shape[0] != batch_size or shape[1] < kv_offset + kv_length:
+            raise invalid("attention_mask", f"has shape {list(shape)}",
                           f"[{batch_size}, {kv_offset + kv_length}]" + RESET * (kv_length > q_length))
-        columns = known
-    runs = columns[:, 0] + (columns[:, 1:] & ~columns[:, :-1]).sum(1)
-    if window is not None and (runs > 1).any():
-        raise invalid("attention_mask", "has padding between tokens",
-                      "with a sliding window, padding at the ends")
-    return Pattern(causal, window, q_length, columns)
+        seen = attention_mask.narrow(1, kv_offset, kv_length).bool()
+    return Pattern(causal, window, q_length, batch_size, kv_length, seen)
 
 
 def _hides_like(mask_function: Callable[..., Any], left: int, right: int,

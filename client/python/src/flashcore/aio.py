@@ -19,7 +19,7 @@ from ._coalesce import Coalescer
 from ._local import AsyncLocalTransport
 from ._plan import Plan, plan_of
 from ._device_tensors import on_device
-from ._requests import Attention, Question, Request
+from ._requests import Attention, Question
 from ._sequence import HasSequence, Sequence, common_shape, cores_of, made_options
 from ._signatures import AsyncBatchAttend, AsyncInlineAttend, MakesPlan, typed_as
 from ._streams import Appended, Streams
@@ -103,7 +103,8 @@ class Client:
         asked = _requests.question(q, layout, dtype, terms_of("Client.attend", return_lse, terms))
         request = _requests.inline_request(asked, k, v, cu_seqlens_q, cu_seqlens_k)
         if on_device(asked.query.array, request.tensors["key"], request.tensors["value"]):
-            return await self.on_stream(request, asked, self.deadline(timeout))
+            return await self.on_stream(request.message.SerializeToString(), request.tensors, asked,
+                                        self.deadline(timeout))
         return asked.answer(await self.call("Attend", request, self.deadline(timeout), repeatable=True))
 
     @typed_as(AsyncBatchAttend)
@@ -221,14 +222,20 @@ class Client:
                                           layout)
         return await plan.step(int(layer), query, key, value, timeout)
 
-    async def on_stream(self, request: Request, asked: Question, deadline: float, device_id: str = "",
-                        appended: Appended | None = None) -> Attention:
-        """Attention over tensors on a GPU, submitted in the order of q's stream."""
-        return (await self.streams(deadline)).attend(request, asked, device_id, appended, deadline)
+    async def on_stream(self, head: bytes, tensors: dict[str, Any], asked: Question, deadline: float,
+                        device_id: str = "", appended: Appended | None = None) -> Attention:
+        """Attention over tensors on a GPU, submitted in the order of q's stream. head: the AttendRequest
+        without its tensors."""
+        return (await self.streams(deadline)).attend(head, tensors, asked, device_id, appended, deadline)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the target is a local socket."""
+        return self.config.target.startswith(LOCAL)
 
     async def streams(self, deadline: float) -> Streams:
         """Raises an error of an earlier request on a stream."""
-        if self.config.target.startswith(LOCAL):
+        if self.is_local:
             await self.known_info(deadline)  # the first connection is tried until the deadline
         found: Streams = self._transport.streams(deadline)
         return found

@@ -2,7 +2,8 @@
 
     o = flashcore.torch.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-Inference only: there is no backward pass. Tensors on a GPU are copied to host memory and the result back.
+Inference only: there is no backward pass. Tensors on a GPU that the server shares stay there; those on others
+are copied to host memory, and the result back.
 """
 
 from typing import Any
