@@ -46,6 +46,11 @@ class CppDeviceTest : public FakeCudaTest {
     client_ = Client::Create(server_.target(), options).value();
   }
 
+  ~CppDeviceTest() override {
+    // The thread that removed the counters may still have their context.
+    WaitFor([] { return fake_cuda_alive("current") == 0; });
+  }
+
   // Waits until its counters are gone, while their context is there: a thread of the library may
   // have the last reference.
   void Close() {
