@@ -180,13 +180,14 @@ bool Engine::RunAhead(int lane, Launch* launch) {
     sequences_.EndLaunch(*launch, false);
     batcher_.EndStaging(operation, /*launched=*/false);
     if (end.has_value()) {
-      wait->ready(*std::move(end));
+      InputWaits::End(*std::move(wait), *std::move(end));
     } else {
       wait->staged = true;
       options_.input_waits->GiveBack(*std::move(wait));
     }
     return false;
   }
+  wait.reset();  // when the operation has ended, nothing here uses its memory
   load_.fetch_add(1, std::memory_order_relaxed);
   absl::Status status = device_->Dispatch(lane, *launch);
   batcher_.EndStaging(operation, /*launched=*/true);

@@ -30,6 +30,12 @@ std::optional<absl::Status> InputWaits::Wait::EndAt(TimePoint now) const {
   return std::nullopt;
 }
 
+void InputWaits::End(Wait wait, absl::Status status) {
+  Ready ready = std::move(wait.ready);
+  wait = {};  // when the request has ended, nothing here uses its memory
+  ready(std::move(status));
+}
+
 void InputWaits::SetWake(std::function<void()> wake) {
   MutexLock lock(&mutex_);
   wake_ = std::move(wake);
@@ -60,14 +66,13 @@ void InputWaits::Insert(Wait wait) {
       const auto position = std::upper_bound(
           waits_.begin(), waits_.end(), wait.number,
           [](uint64_t number, const Wait& other) { return number < other.number; });
-      waits_.insert(position, std::move(wait));
+      waits_.insert(position, std::exchange(wait, {}));
       refused = TakeExcess(&why);
       empty_ = waits_.empty();
       if (was_empty && wake_ != nullptr) wake_();
-    } else {
-      refused = std::move(wait.ready);
     }
   }
+  if (wait.ready != nullptr) return End(std::move(wait), why);
   if (refused != nullptr) refused(why);
 }
 
@@ -126,7 +131,7 @@ bool InputWaits::Poll() {
     waits_.erase(waits_.begin() + static_cast<std::ptrdiff_t>(kept), waits_.end());
     empty_ = waits_.empty();
   }
-  for (auto& [wait, status] : ended_) wait.ready(status);  // may Add
+  for (auto& [wait, status] : ended_) End(std::move(wait), status);
   const bool any = !ended_.empty();
   ended_.clear();
   return any;
@@ -141,7 +146,7 @@ void InputWaits::EndAll(const absl::Status& status) {
     empty_ = true;
     end_ = status;
   }
-  for (Wait& wait : waits) wait.ready(status);
+  for (Wait& wait : waits) End(std::move(wait), status);
 }
 
 }  // namespace flashcore::server

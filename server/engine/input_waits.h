@@ -68,9 +68,12 @@ class InputWaits {
   void RaiseWhenReady(const AttendRequest& request, const std::string& client,
                       std::weak_ptr<const void> owner) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Calls `ready` of a wait that is not among the others. It may Add.
+  static void End(Wait wait, absl::Status status);
+
   // The oldest wait for an operation of `device` that is the next of its counter, and not `staged`;
-  // nullopt: none. The borrower looks at EndAt until it gives the wait back, calls `ready`, or runs
-  // the operation.
+  // nullopt: none. The borrower looks at EndAt until it gives the wait back, calls End, or runs the
+  // operation.
   std::optional<Wait> Lend(size_t device) ABSL_LOCKS_EXCLUDED(mutex_);
   void GiveBack(Wait wait) ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -223,7 +223,10 @@ cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph,
   *ToGraph(exec) = *ToGraph(graph);
   return cudaSuccess;
 }
-cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) {
+  ++graphs;
+  return cudaSuccess;
+}
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   if (const cudaError_t error = launch_fault.Next(); error != cudaSuccess) return error;
   for (const Graph::Node& node : ToGraph(exec)->nodes) {

@@ -20,6 +20,7 @@ int FakeGpuPolls();
 
 // Copies between host and device memory that streams have been given.
 int FakeGpuCopies();
+int FakeGpuGraphs();  // that were uploaded: launches that were staged
 
 // Launches of attention kernels with these sums.
 int FakeGpuLaunches(kernels::Accumulate accumulate);

@@ -17,6 +17,7 @@ namespace fake_gpu {
 std::atomic<int> resource_calls{0};
 std::atomic<int> polls{0};
 std::atomic<int> copies{0};
+std::atomic<int> graphs{0};
 std::atomic<int> launches[2];
 std::atomic<int> cascade_items{0};
 std::atomic<size_t> set_aside_bytes[kGpus];
@@ -204,6 +205,7 @@ void ExpectInReach(const void* at, const char* what) {
 int DriverResourceCalls() { return fake_gpu::resource_calls; }
 int FakeGpuPolls() { return fake_gpu::polls; }
 int FakeGpuCopies() { return fake_gpu::copies; }
+int FakeGpuGraphs() { return fake_gpu::graphs; }
 int FakeGpuLaunches(kernels::Accumulate accumulate) {
   return fake_gpu::launches[static_cast<size_t>(accumulate)];
 }

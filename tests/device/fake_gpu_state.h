@@ -74,6 +74,7 @@ class Fault {
 extern std::atomic<int> resource_calls;
 extern std::atomic<int> polls;
 extern std::atomic<int> copies;
+extern std::atomic<int> graphs;       // uploaded
 extern std::atomic<int> launches[2];  // by kernels::Accumulate
 extern std::atomic<int> cascade_items;
 extern std::atomic<size_t> set_aside_bytes[kGpus];
